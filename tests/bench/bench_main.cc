@@ -21,9 +21,9 @@ struct Flags {
   int64_t parameters = 32 << 20;
   std::vector<int> sizes = {2, 4, 8};
   std::vector<int> batches = {1, tessera::bench::kLargeBatch};
-  std::vector<std::string> only = {"collectives", "hosts",      "ragged", "optimizer",
-                                   "fused",       "round-trip", "sdk",    "memory",
-                                   "overlap",     "checkpoint", "live",   "step"};
+  std::vector<std::string> only = {"collectives", "hosts", "ragged", "optimizer",
+                                   "round-trip",  "sdk",   "memory", "overlap",
+                                   "checkpoint",  "live",  "step"};
   std::string folder = "/tmp";
   std::string json;
   std::string executor_binary;
@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--only", flags.only,
-                 "collectives, hosts, ragged, optimizer, fused, round-trip, sdk, memory, overlap, "
+                 "collectives, hosts, ragged, optimizer, round-trip, sdk, memory, overlap, "
                  "checkpoint, live, step")
       ->delimiter(',');
   app.add_option("--executor-binary", flags.executor_binary,
@@ -99,11 +99,6 @@ int main(int argc, char** argv) {
   if (Wants(flags, "optimizer")) {
     for (int size : {1, 2}) {
       Append(tessera::bench::BenchOptimizer(size, flags.rounds, flags.parameters), &rows, &ok);
-    }
-  }
-  if (Wants(flags, "fused")) {
-    for (int size : flags.sizes) {
-      Append(tessera::bench::BenchFusedStep(size, flags.rounds, flags.parameters / 2), &rows, &ok);
     }
   }
   if (Wants(flags, "round-trip")) Append(tessera::bench::BenchRoundTrip(flags.rounds), &rows, &ok);

@@ -24,9 +24,6 @@ absl::StatusOr<std::vector<Row>> BenchHosts(int size, int rounds, int64_t bytes)
 // G6: AdamW over this many parameters in all, against a four-read-three-write loop.
 absl::StatusOr<std::vector<Row>> BenchOptimizer(int size, int rounds, int64_t num_parameters);
 
-// G7: reduction, AdamW and publication in one pass over memory, against the three in a row.
-absl::StatusOr<std::vector<Row>> BenchFusedStep(int size, int rounds, int64_t num_parameters);
-
 // G11: odd world sizes, and units of ragged shapes.
 absl::StatusOr<std::vector<Row>> BenchRagged(int size, int rounds, int64_t bytes);
 

@@ -32,14 +32,6 @@ class DeviceKernels : public MeasuredKernels {
     return kernels_->Reduce(stream, ranks, DType::kFp32, count, 1.0 / kSummedRanks,
                             /*accumulate=*/false, {sum, DType::kFp32}, stats);
   }
-  absl::Status SumAdam(CudaStreamHandle* stream, absl::Span<const void* const> ranks, int64_t count,
-                       float* p, float* m, float* v, uint16_t* published) override {
-    host::AdamParams params;
-    params.weight_decay = 0.1;
-    params.decoupled_weight_decay = true;
-    return kernels_->ReduceAdamStep(stream, ranks, DType::kFp32, 1.0f / kSummedRanks, params, count,
-                                    p, m, v, p, m, v, nullptr, {published, DType::kBf16});
-  }
   absl::Status Touch(CudaStreamHandle* stream, float* value) override {
     return kernels_->Fill(stream, DType::kFp32, value, 1, 0);
   }

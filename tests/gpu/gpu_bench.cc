@@ -16,8 +16,7 @@ namespace gpu_check {
 namespace {
 
 constexpr double kScale = 0.5;
-constexpr double kBytesAim = 0.9;        // Of the device's own copy.
-constexpr double kOnePassAim = 1 / 1.1;  // Likewise.
+constexpr double kBytesAim = 0.9;  // Of the device's own copy.
 constexpr char kCopy[] = "copy within the device";
 constexpr char kRecord[] = "record of an event, which is the least stall";
 constexpr char kCopyOut[] = "device to pinned memory of the host";
@@ -97,8 +96,7 @@ class GpuBench {
     ASSIGN_OR_RETURN(stream_, CudaStream::Create(device_->context(), "bench", /*priority=*/0));
     ASSIGN_OR_RETURN(watch_, Stopwatch::Create(stream_.get()));
     // Zeros: AdamW of them stays zeros, and no value is denormal.
-    for (Buffer* array :
-         {&gradient_, &p_, &m_, &v_, &others_[0], &others_[1], &others_[2], &halves_}) {
+    for (Buffer* array : {&gradient_, &p_, &m_, &v_, &halves_}) {
       ASSIGN_OR_RETURN(*array, device_->Allocate(array == &halves_ ? bytes_ / 2 : bytes_));
       device_->Fill(stream_.get(), array->data(), 0, array->size_bytes());
     }
@@ -164,27 +162,6 @@ class GpuBench {
       return kernels_->Sum(stream, ranks, count_, gradient_.data_as<float>(),
                            stats_.data_as<host::GradientStats>());
     });
-    const auto slices = [this] {
-      return std::vector<const void*>{gradient_.data(), others_[0].data(), others_[1].data(),
-                                      others_[2].data()};
-    };
-    add_rate(
-        "sum of 4 ranks, AdamW and bf16 in one pass", SumAdamFloorBytes(count_), true,
-        [=] {
-          return kernels_->SumAdam(stream, slices(), count_, p, m_.data_as<float>(),
-                                   v_.data_as<float>(), halves_.data_as<uint16_t>());
-        },
-        kOnePassAim);
-    // Of the same floor, so that the two rates are of the same work.
-    add_rate(
-        "the same in two passes", SumAdamFloorBytes(count_), true,
-        [=] {
-          RETURN_IF_ERROR(
-              kernels_->Sum(stream, slices(), count_, gradient_.data_as<float>(), nullptr));
-          return kernels_->Adam(stream, count_, gradient_.data_as<float>(), p, m_.data_as<float>(),
-                                v_.data_as<float>(), halves_.data_as<uint16_t>());
-        },
-        /*aim=*/0);
     // Over the bus to the host each byte goes once.
     add_rate("pinned memory of the host to the device", bytes_, false, [=] {
       return api_->MemcpyAsync(Address(p), Address(pinned_.data()), bytes_, stream);
@@ -281,7 +258,6 @@ class GpuBench {
   int64_t bytes_ = 0;
   int64_t count_ = 0;
   Buffer gradient_, p_, m_, v_, halves_;
-  Buffer others_[kSummedRanks - 1];  // Gradients of the other ranks.
   Buffer pinned_, stats_;
   std::unique_ptr<CudaStream> stream_;  // Before what it works on goes.
   std::unique_ptr<Stopwatch> watch_;

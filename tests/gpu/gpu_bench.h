@@ -37,10 +37,6 @@ class MeasuredKernels {
   // Of all `ranks` at once, into `sum`, and its measure in the same pass, unless `stats` is null.
   virtual absl::Status Sum(CudaStreamHandle* stream, absl::Span<const void* const> ranks,
                            int64_t count, float* sum, host::GradientStats* stats) = 0;
-  // The sum of all `ranks` goes nowhere but into AdamW, in place and rounded to bf16: in one pass.
-  virtual absl::Status SumAdam(CudaStreamHandle* stream, absl::Span<const void* const> ranks,
-                               int64_t count, float* p, float* m, float* v,
-                               uint16_t* published) = 0;
   virtual absl::Status Touch(CudaStreamHandle* stream, float* value) = 0;  // One element.
 };
 
@@ -60,9 +56,6 @@ constexpr int64_t MeasureFloorBytes(int64_t count) { return 4 * count; }
 // A sum reads the fp32 of each rank, and writes one.
 constexpr int kSummedRanks = 4;
 constexpr int64_t SumFloorBytes(int64_t count) { return (kSummedRanks + 1) * 4 * count; }
-// A sum that goes into AdamW at once reads that of each rank, p, m and v, and writes these and
-// bf16.
-constexpr int64_t SumAdamFloorBytes(int64_t count) { return (kSummedRanks * 4 + 24 + 2) * count; }
 // What a version of the state has: p, m and v.
 constexpr int kSnapshotArrays = 3;
 

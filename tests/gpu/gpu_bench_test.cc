@@ -59,14 +59,6 @@ class FakeKernels : public MeasuredKernels {
                          {sum, DType::kFp32}, stats);
     });
   }
-  absl::Status SumAdam(CudaStreamHandle* stream, absl::Span<const void* const> ranks, int64_t count,
-                       float* p, float* m, float* v, uint16_t* published) override {
-    const std::vector<const void*> inputs(ranks.begin(), ranks.end());
-    return Enqueue(stream, 42 * count, [=] {
-      host::ReduceAdamStep(inputs, DType::kFp32, 0.25f, {}, count, p, m, v, p, m, v, nullptr,
-                           {published, DType::kBf16}, nullptr);
-    });
-  }
   absl::Status Touch(CudaStreamHandle* stream, float* value) override {
     return Enqueue(stream, 0, [=] { *value = 0; });
   }
@@ -236,12 +228,6 @@ TEST(DeviceKernelsTest, EachIsTheKernelOfItsName) {
   ASSERT_OK(kernels.Sum(nullptr, {widened, gradient, widened, gradient}, 2, sum, &stats));
   EXPECT_EQ(sum[1], 1.25f) << "the mean";
   EXPECT_EQ(stats.sum_of_squares, 2 * 1.25 * 1.25);
-  float q[] = {3, 3}, n[] = {0, 0}, w[] = {0, 0};
-  ASSERT_OK(
-      kernels.SumAdam(nullptr, {gradient, gradient, gradient, gradient}, 2, q, n, w, published));
-  EXPECT_EQ(q[1], p[1]) << "the mean of equal gradients is that of one";
-  EXPECT_EQ(n[1], m[1]);
-  EXPECT_EQ(w[1], v[1]);
   ASSERT_OK(kernels.Touch(nullptr, widened));
   EXPECT_EQ(widened[0], 0);
   EXPECT_EQ(widened[1], 1.5f);

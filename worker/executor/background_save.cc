@@ -1,7 +1,5 @@
 #include "worker/executor/background_save.h"
 
-#include <algorithm>
-#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,57 +7,12 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/steady_time.h"
 #include "base/yield_to_others.h"
 #include "worker/executor/checkpoint_save.h"
 #include "worker/executor/checkpoint_slices.h"
 #include "worker/executor/part_save.h"
 
 namespace tessera {
-namespace {
-
-// Of the two steps for which a version stands. Its end is left for a disk that is slower for once,
-// and for the copy of the rest.
-constexpr double kStepsToTake = 1.6;
-// Where units are written in backward: once the next backward begins they may not wait for a save.
-constexpr double kStepsToTakeBeforeBackward = 1.2;
-// Of those between this save and the last: the next one is not to wait for this, nor for what there
-// is to do once all is taken.
-constexpr double kShareOfSteps = 0.8;
-
-}  // namespace
-
-// Bytes of the version, taken at their pace.
-class BackgroundSave::PacedBytes final : public ByteSource {
- public:
-  PacedBytes(PacedTaking* taking, std::unique_ptr<ByteSource> bytes)
-      : taking_(*taking), bytes_(std::move(bytes)) {}
-  int64_t size_bytes() const override { return bytes_->size_bytes(); }
-  const char* Take(int64_t size_bytes, char* room) override {
-    taking_.AwaitTurn();
-    const char* const taken = bytes_->Take(size_bytes, room);
-    taking_.Took(size_bytes);
-    return taken;
-  }
-
- private:
-  PacedTaking& taking_;
-  const std::unique_ptr<ByteSource> bytes_;
-};
-
-absl::Duration BackgroundSave::SinceSomeTime() {
-  return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-}
-
-SavePace BackgroundSave::Pace(int64_t version, int64_t all_bytes) const {
-  double steps = memory_.config.optimizer_in_backward ? kStepsToTakeBeforeBackward : kStepsToTake;
-  if (saved_before_ >= 0 && step_time_ > absl::ZeroDuration()) {
-    steps = std::min(steps, kShareOfSteps * static_cast<double>(version - saved_before_) -
-                                absl::FDivDuration(tail_, step_time_));
-  }
-  return {all_bytes, step_time_, std::max(steps, 0.0)};
-}
-
 absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const SavedState& state,
                                      SaveControl control) {
   End();
@@ -80,11 +33,7 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
     staying_ = std::move(slices);
   } else {
     RETURN_IF_ERROR(version_.Begin(state.version, std::move(slices), control_.stopped));
-    taking_.Begin(Pace(state.version, all_bytes), control_.stopped, control_.cancelled);
-    plans_copy_ = false;
   }
-  asked_ = 0;
-  saving_ = state.version;
   absl::MutexLock lock(&mu_);
   status_.Clear();
   status_.set_path(request.path());
@@ -98,10 +47,7 @@ absl::Status BackgroundSave::Start(Communicator* communicator, Over over) {
     status_.set_running(true);
   }
   const absl::Status started = StartThreads(communicator, std::move(over));
-  if (started.ok()) {
-    saved_before_ = saving_;
-    return absl::OkStatus();
-  }
+  if (started.ok()) return absl::OkStatus();
   version_.EndTaking();  // So that copying threads stop.
   absl::MutexLock lock(&mu_);
   status_.Clear();
@@ -127,7 +73,6 @@ void BackgroundSave::Run(Communicator* communicator, const Over& over) {
   v1::SaveReply reply;
   absl::Status outcome;
   const absl::Status agreed = Save(communicator, &reply, &outcome);
-  if (!stays_) tail_ = taking_.SinceTaken();
   version_.EndTaking();
   if (copier_.joinable()) copier_.join();
   version_.DropMemory();
@@ -145,7 +90,7 @@ absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* rep
                                   absl::Status* outcome) {
   const auto bytes = [this](const CheckpointSlice& slice) -> std::unique_ptr<ByteSource> {
     const size_t i = slices_.at(KeyOf(slice));
-    if (!stays_) return std::make_unique<PacedBytes>(&taking_, version_.Slice(i));
+    if (!stays_) return version_.Slice(i);
     return std::make_unique<MemoryBytes>(
         absl::string_view(static_cast<const char*>(staying_[i].data()), staying_[i].size_bytes()));
   };
@@ -159,32 +104,18 @@ absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* rep
 }
 
 void BackgroundSave::AwaitCopied(int64_t step) {
-  const absl::Duration now = clock_();
-  if (step != last_step_) {  // It is called again for one that is written in parts.
-    // A put after a step counts as a short step, and a save right after it is not delayed.
-    if (last_step_ >= 0 && step == last_step_ + 1) step_time_ = now - last_step_at_;
-    last_step_ = step;
-    last_step_at_ = now;
-  }
-  asked_ = 0;
-  if (version_.is_held() && !std::exchange(plans_copy_, true))
-    version_.CopyFrom(SteadyNow() + taking_.StepVoted());
+  // The version stands for this step yet: what is not taken by the next one is copied meanwhile.
+  if (version_.is_held()) version_.StartCopying();
   version_.AwaitCopied(step);
 }
 
 void BackgroundSave::End() {
-  taking_.Hurry();
   if (thread_.joinable()) thread_.join();
   if (copier_.joinable()) copier_.join();  // Where no thread could be started that saves.
   version_.Clear();
   staying_.clear();
   slices_.clear();
   request_.Clear();
-}
-
-v1::SaveStatus BackgroundSave::StatusForTrainer() {
-  if (++asked_ > 1) taking_.Hurry();
-  return status();
 }
 
 v1::SaveStatus BackgroundSave::status() const {

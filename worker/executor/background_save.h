@@ -3,10 +3,10 @@
 //   Prepare: takes note ──► Start: a thread writes files, manifest, name
 //                           training continues; AwaitCopied before each step
 //
-// The version is written from its place, no faster than training tolerates (save_pace.h),
-// and copied where training comes first (saved_version.h), by another thread: the rank needs as
-// much more memory as is copied, until the files are written. What is a copy that stays already, as
-// a GPU's state in memory of the host is, is written from there. The threads have a low priority,
+// The version is written from its place, and from the vote for the next step on another thread copies
+// what is not written yet (saved_version.h): the rank needs as much more memory as is copied, until
+// the files are written. What is a copy that stays already, as a GPU's state in host memory is, is
+// written from there. The threads have a low priority,
 // so that training has the processors first. One at a time. status() and MayOverwrite are
 // thread-safe, the rest is the owner's thread's.
 #ifndef TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
@@ -25,14 +25,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/engine/state_files.h"
 #include "worker/executor/checkpoint_save.h"
 #include "worker/executor/executor_memory.h"
-#include "worker/executor/paced_taking.h"
-#include "worker/executor/save_pace.h"
 #include "worker/executor/saved_version.h"
 
 namespace tessera {
@@ -40,8 +37,7 @@ namespace tessera {
 class BackgroundSave {
  public:
   // `memory` is not owned and outlives this.
-  explicit BackgroundSave(const ExecutorMemory* memory, PacedTaking::Clock clock = SinceSomeTime)
-      : memory_(*memory), clock_(clock), taking_(clock) {}
+  explicit BackgroundSave(const ExecutorMemory* memory) : memory_(*memory) {}
   ~BackgroundSave() { End(); }
 
   // Takes note of the state, of what `request` has this rank write, and reserves memory for a copy;
@@ -63,11 +59,6 @@ class BackgroundSave {
   bool MayOverwrite(int64_t step) const { return version_.MayOverwrite(step); }
   void AwaitCopied(int64_t step);
   v1::SaveStatus status() const;
-  // For a trainer that asks. One that asks again before it takes a step has nothing better to do
-  // than to wait, and the save is not held back any more.
-  v1::SaveStatus StatusForTrainer();
-  // Whether the save waits because training needs the processors; for tests.
-  bool is_held_back() const { return taking_.is_waiting(); }
 
  private:
   // Array, unit and parameter.
@@ -76,33 +67,19 @@ class BackgroundSave {
     return {slice.array, slice.segment.unit, slice.segment.parameter};
   }
 
-  class PacedBytes;
-  static absl::Duration SinceSomeTime();
-  // Of a save that begins now; nothing is held back where no step's time is known.
-  SavePace Pace(int64_t version, int64_t all_bytes) const;
   absl::Status StartThreads(Communicator* communicator, Over over);
   void Run(Communicator* communicator, const Over& over);
   absl::Status Save(Communicator* communicator, v1::SaveReply* reply, absl::Status* outcome);
 
   const ExecutorMemory& memory_;
-  const PacedTaking::Clock clock_;
-  // Of steps, with or without a save during them.
-  int64_t last_step_ = -1;
-  absl::Duration last_step_at_, step_time_;
-  int64_t saved_before_ = -1;  // The version that was saved last, in the background,
-  absl::Duration tail_;        // and how long that took from its last byte on; the thread's.
-  int asked_ = 0;              // How often, since the last step.
   // Of the save under way; the thread reads them.
   v1::SaveRequest request_;
-  int64_t saving_ = -1;  // The version.
   TrainingProgress progress_;
   SaveControl control_;
   std::map<Key, size_t> slices_;  // Their places among all.
   bool stays_ = false;            // They need no copy, and are:
   std::vector<ConstValues> staying_;
   SavedVersion version_;
-  PacedTaking taking_;
-  bool plans_copy_ = false;  // The copying threads were told when.
   std::atomic<int64_t> written_bytes_{0};
   std::thread thread_, copier_;
 

@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
@@ -36,7 +35,7 @@ class BackgroundSaveTest : public testing::Test {
     ASSERT_OK_AND_ASSIGN(memory_.layout, ModelLayout::Create(model, LayoutOptions(), 1));
     ASSERT_OK_AND_ASSIGN(memory_.plan, JobMemory::Create(memory_.layout, memory_.config));
     ASSERT_OK_AND_ASSIGN(communicator_, LoopbackCommunicator::Create(0, 1));
-    MakeSave();
+    save_ = std::make_unique<BackgroundSave>(&memory_);
   }
   void TearDown() override {
     DisarmAllFaultPoints();
@@ -57,26 +56,6 @@ class BackgroundSaveTest : public testing::Test {
                           {version, progress, MomentsOf(memory_.config.optimizer), read, stays},
                           {&stopped_, &cancelled_});
   }
-  void MakeSave() {
-    nanoseconds_.store(0);
-    save_ = std::make_unique<BackgroundSave>(&memory_,
-                                             [] { return absl::Nanoseconds(nanoseconds_.load()); });
-  }
-  static void Pass(absl::Duration time) { nanoseconds_ += absl::ToInt64Nanoseconds(time); }
-  // Version 5 is made by a step that takes so long, and a save of it held back: it has 12 kB, of
-  // which a third is taken at once, and then no time goes by.
-  void StartHeldBack(absl::Duration step = absl::Hours(1)) {
-    save_->AwaitCopied(4);
-    Pass(step);
-    save_->AwaitCopied(5);
-    ASSERT_OK(Prepare());
-    ASSERT_OK(Start());
-    AwaitHeldBack();
-  }
-  void AwaitHeldBack() {
-    while (!save_->is_held_back() && save_->status().running()) std::this_thread::yield();
-    ASSERT_TRUE(save_->is_held_back()) << save_->status().message();
-  }
   std::vector<float> Saved() {
     auto model = ModelReader::Open(folder_ + "/c/model.safetensors");
     EXPECT_OK(model);
@@ -94,11 +73,8 @@ class BackgroundSaveTest : public testing::Test {
   std::unique_ptr<Communicator> communicator_;
   std::vector<float> values_ = std::vector<float>(kNumel, 1.0f);
   std::atomic<bool> stopped_{false}, cancelled_{false};
-  static std::atomic<int64_t> nanoseconds_;  // The time.
   std::unique_ptr<BackgroundSave> save_;
 };
-
-std::atomic<int64_t> BackgroundSaveTest::nanoseconds_{0};
 
 TEST_F(BackgroundSaveTest, VersionIsWrittenFromWhereItLiesAndCopiedOnlyWhereTrainingComesFirst) {
   for (const bool training_comes_first : {false, true}) {
@@ -151,69 +127,26 @@ TEST_F(BackgroundSaveTest, EndOfTheEpochEndsTheCopyAndWhoWaitsForItAndSavesNothi
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
-TEST_F(BackgroundSaveTest, SaveThatIsHeldBackGoesOnOnceItsTrainerAsksTwiceWithoutAStep) {
-  StartHeldBack();
-  EXPECT_TRUE(save_->StatusForTrainer().running()) << "who asks once may train on";
-  EXPECT_TRUE(save_->is_held_back());
-  while (save_->StatusForTrainer().running()) std::this_thread::yield();
-  EXPECT_EQ(save_->status().code(), 0) << save_->status().message();
-  EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
-}
-
-TEST_F(BackgroundSaveTest, SaveThatIsHeldBackGoesOnOnceWhoComesNextWaitsForIt) {
-  StartHeldBack();
+TEST_F(BackgroundSaveTest, CancelledSaveIsGivenUpAtOnce) {
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("save.take", hold);
+  ASSERT_OK(Prepare());
+  ASSERT_OK(Start());
+  cancelled_.store(true);
+  DisarmAllFaultPoints();
   save_->End();
-  EXPECT_EQ(save_->status().code(), 0) << save_->status().message();
-  EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
+  EXPECT_EQ(save_->status().code(), static_cast<int>(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
-TEST_F(BackgroundSaveTest, SaveThatIsHeldBackIsGivenUpAtOnce) {
-  for (std::atomic<bool>* reason : {&stopped_, &cancelled_}) {
-    MakeSave();
-    StartHeldBack();
-    reason->store(true);
-    while (save_->status().running()) std::this_thread::yield();
-    EXPECT_NE(save_->status().code(), 0);
-    EXPECT_TRUE(std::filesystem::is_empty(folder_));
-    reason->store(false);
-    save_->End();
-  }
-}
-
-TEST_F(BackgroundSaveTest, SaveThatIsHeldBackIsCopiedByWhoComesToOverwriteIt) {
-  StartHeldBack();
-  EXPECT_FALSE(save_->MayOverwrite(7));
-  save_->AwaitCopied(7);
-  EXPECT_TRUE(save_->MayOverwrite(7));
-  values_.assign(kNumel, 2.0f);
-  save_->End();
-  EXPECT_EQ(save_->status().code(), 0) << save_->status().message();
-  EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
-}
-
-TEST_F(BackgroundSaveTest, RestIsSpreadOverTheNextStepOnceTheOneBehindTheVersionIsVotedFor) {
-  StartHeldBack(absl::Microseconds(50));
-  Pass(absl::Microseconds(20));  // So long that step took, so over 12 more.
-  save_->AwaitCopied(6);
-  Pass(absl::Microseconds(5));
-  AwaitHeldBack();
-  Pass(absl::Microseconds(7));
-  while (save_->status().running()) std::this_thread::yield();
-  EXPECT_EQ(save_->status().code(), 0) << save_->status().message();
-  EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
-}
-
-TEST_F(BackgroundSaveTest, WhatWillNotBeTakenInTimeIsCopiedFromTheStepBehindItOn) {
-  save_->AwaitCopied(4);
-  Pass(absl::Hours(1));
-  save_->AwaitCopied(5);
+TEST_F(BackgroundSaveTest, RestIsCopiedFromTheVoteForTheNextStepOn) {
   Fault hold;
   hold.action = FaultAction::kHold;
   ArmFaultPoint("save.take", hold);
   ASSERT_OK(Prepare());
   ASSERT_OK(Start());
   EXPECT_FALSE(save_->MayOverwrite(7));
-  Pass(absl::Hours(1));
   save_->AwaitCopied(6);
   while (!save_->MayOverwrite(7)) std::this_thread::yield();  // Not by a writer that waits for it.
   values_.assign(kNumel, 2.0f);
@@ -221,19 +154,6 @@ TEST_F(BackgroundSaveTest, WhatWillNotBeTakenInTimeIsCopiedFromTheStepBehindItOn
   save_->End();
   ASSERT_EQ(save_->status().code(), 0) << save_->status().message();
   EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
-}
-
-TEST_F(BackgroundSaveTest, SaveIsTakenBeforeTheNextIsWantedWhereEachStepIsSaved) {
-  constexpr absl::Duration kStep = absl::Microseconds(50);  // So short that it counts.
-  StartHeldBack(kStep);
-  save_->End();
-  Pass(kStep);
-  save_->AwaitCopied(6);
-  ASSERT_OK(Prepare(/*stays=*/false, /*version=*/6));
-  ASSERT_OK(Start());
-  Pass(kStep * 0.8);
-  while (save_->status().running()) std::this_thread::yield();
-  EXPECT_EQ(save_->status().code(), 0) << save_->status().message();
 }
 
 TEST_F(BackgroundSaveTest, WhatIsNotStartedHoldsNothingUp) {

@@ -52,7 +52,7 @@ class ExecutorFiles : public StateFiles {
   absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
                     absl::Status* outcome) override;
   bool saves_in_background() const { return background_.status().running(); }
-  std::string SaveStatus() override { return background_.StatusForTrainer().SerializeAsString(); }
+  std::string SaveStatus() override { return background_.status().SerializeAsString(); }
   void CancelSave() override { book_.Cancel(); }
   int64_t wanted_save() const override { return book_.wanted(); }
   bool MayOverwrite(int64_t step) const override { return background_.MayOverwrite(step); }

@@ -144,24 +144,19 @@ void SavedVersion::LetGo() {
   held_.store(kNone, std::memory_order_release);
 }
 
-void SavedVersion::CopyFrom(absl::Time time) {
+void SavedVersion::StartCopying() {
   absl::MutexLock lock(&mu_);
-  copy_from_ = time;
-}
-
-void SavedVersion::AwaitTimeToCopy() {
-  absl::MutexLock lock(&mu_);
-  while (held_.load(std::memory_order_relaxed) != kNone) {
-    const absl::Time from = copy_from_;
-    const auto is_over = [this, from]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      return copy_from_ != from || held_.load(std::memory_order_relaxed) == kNone;
-    };
-    if (!AwaitWithDeadline(&mu_, absl::Condition(&is_over), from)) return;  // It is time.
-  }
+  may_copy_ = true;
 }
 
 void SavedVersion::CopyBehind() {
-  AwaitTimeToCopy();
+  {
+    const auto is_over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return may_copy_ || held_.load(std::memory_order_relaxed) == kNone;
+    };
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&is_over));
+  }
   while (CopyOne()) {
   }
   LetGo();
@@ -169,7 +164,7 @@ void SavedVersion::CopyBehind() {
 
 void SavedVersion::AwaitCopied(int64_t step) {
   if (MayOverwrite(step)) return;
-  CopyFrom(absl::InfinitePast());
+  StartCopying();
   while (CopyOne()) {
   }
   LetGo();
@@ -184,7 +179,7 @@ void SavedVersion::Clear() {
   copied_bytes_.store(0);
   absl::MutexLock lock(&mu_);
   held_.store(kNone, std::memory_order_release);
-  copy_from_ = absl::InfiniteFuture();
+  may_copy_ = false;
   is_taking_ = false;
   lets_go_ = false;
   front_bytes_ = 0;

@@ -10,7 +10,7 @@
 // disk. So a save that is written before the next step is taken costs no copy, and a slower save
 // costs a copy in proportion.
 //
-// Begin, CopyFrom, AwaitCopied and Clear are the owner's thread's, Take and EndTaking the writing
+// Begin, StartCopying, AwaitCopied and Clear are the owner's thread's, Take and EndTaking the writing
 // thread's (EndTaking the owner's where there is none), CopyBehind a third one's; both have ended
 // before Clear. MayOverwrite and is_held are thread-safe.
 #ifndef TESSERA_WORKER_EXECUTOR_SAVED_VERSION_H_
@@ -26,7 +26,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "checkpoint/storage/byte_source.h"
 #include "layout/values.h"
 
@@ -45,10 +44,10 @@ class SavedVersion {
   // Nothing is taken any more, so copying is no longer needed: waits for threads that copy, and
   // then the version may be overwritten.
   void EndTaking();
-  // Copies from the end what is not taken, once CopyFrom has said when and it is time, or training
-  // comes to overwrite it. Returns when there is nothing left to copy.
+  // Waits for StartCopying, then copies from the end what is not taken. Returns when there is nothing
+  // left to copy.
   void CopyBehind();
-  void CopyFrom(absl::Time time);
+  void StartCopying();
   // Whether it is still needed in place.
   bool is_held() const { return held_.load(std::memory_order_acquire) != kNone; }
   // Whether version `step` of the state may be written: what it overwrites is not to be taken.
@@ -88,7 +87,6 @@ class SavedVersion {
   const char* Take(size_t slice, int64_t at_bytes, int64_t size_bytes, char* room);
   // The last piece that nobody has taken or started to copy; false: there is none.
   bool CopyOne();
-  void AwaitTimeToCopy();
   // Waits until all started pieces are done, while nobody starts to take: every piece that was not
   // taken is in the copy from here on.
   void LetGo();
@@ -104,7 +102,7 @@ class SavedVersion {
 
   // Not held while copying, since a copying thread may be descheduled.
   mutable absl::Mutex mu_;
-  absl::Time copy_from_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+  bool may_copy_ ABSL_GUARDED_BY(mu_) = false;
   bool is_taking_ ABSL_GUARDED_BY(mu_) = false;  // From the version in place.
   bool lets_go_ ABSL_GUARDED_BY(mu_) = false;
   int copying_ ABSL_GUARDED_BY(mu_) = 0;

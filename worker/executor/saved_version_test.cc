@@ -76,7 +76,7 @@ TEST_F(SavedVersionTest, WhatIsWrittenBeforeTrainingComesIsNotCopied) {
   EXPECT_EQ(TakeAll(version_.Slice(1).get(), 12, 64 << 10), From(kMiB, 3));
   EXPECT_TRUE(version_.MayOverwrite(kVersion + 2));
   copier.join();
-  version_.CopyFrom(absl::InfinitePast());
+  version_.StartCopying();
   version_.AwaitCopied(kVersion + 2);
   EXPECT_EQ(version_.copied_bytes(), 0);
 }
@@ -98,14 +98,13 @@ TEST_F(SavedVersionTest, WhoComesToOverwriteItCopiesWhatIsLeftAndThatIsWrittenFr
             From(kMiB + kTakenBytes / 4, 2 * kMiB - kTakenBytes / 4));
 }
 
-TEST_F(SavedVersionTest, IsCopiedBehindWhoWritesFromTheTimeThatIsSaid) {
+TEST_F(SavedVersionTest, IsCopiedAfterTheWriterOnceCopyingIsStarted) {
   ASSERT_OK(Begin({2 * kMiB}));
   std::thread copier([&] { version_.CopyBehind(); });
   const std::unique_ptr<ByteSource> slice = version_.Slice(0);
   EXPECT_EQ(TakeAll(slice.get(), kMiB, kMiB), From(0, kMiB / 4));
-  version_.CopyFrom(absl::Now() + absl::Hours(1));
   EXPECT_EQ(version_.copied_bytes(), 0);
-  version_.CopyFrom(absl::Now() + absl::Microseconds(10));
+  version_.StartCopying();
   copier.join();
   EXPECT_EQ(version_.copied_bytes(), 7 * kMiB);
   EXPECT_TRUE(version_.MayOverwrite(kVersion + 2)) << "who comes to overwrite it does not wait";
@@ -119,7 +118,7 @@ TEST_F(SavedVersionTest, WhoComesToOverwriteItWaitsForWhatOthersAreCopying) {
   ArmFaultPoint("save.copy", hold);  // Whichever of the two comes first.
   ASSERT_OK(Begin({2 * kMiB}));
   std::thread copier([&] { version_.CopyBehind(); });
-  version_.CopyFrom(absl::InfinitePast());
+  version_.StartCopying();
   std::thread training([&] {
     version_.AwaitCopied(kVersion + 2);
     Overwrite();
@@ -178,7 +177,7 @@ TEST_F(SavedVersionTest, EndOfTheEpochEndsTheCopyAndWhoWaitsForIt) {
   ASSERT_OK(Begin({2 * kMiB}));
   std::thread copier([&] { version_.CopyBehind(); });
   stopped_.store(true);
-  version_.CopyFrom(absl::InfinitePast());
+  version_.StartCopying();
   version_.AwaitCopied(kVersion + 2);
   EXPECT_EQ(version_.copied_bytes(), 0);
   copier.join();
@@ -208,8 +207,8 @@ TEST_F(SavedVersionTest, EveryByteTakenIsOfTheVersionHoweverTheThreadsInterleave
     ASSERT_OK(Begin(numels));
     ArmDelays(random());
     std::thread copier([&] { version_.CopyBehind(); });
-    std::thread training([&, second = random() % 4] {
-      if (second != 0) version_.CopyFrom(absl::Now() + absl::Microseconds(500 * (second - 1)));
+    std::thread training([&, starts_copying = random() % 2 == 0] {
+      if (starts_copying) version_.StartCopying();
       (void)FaultPoint("step");
       version_.AwaitCopied(kVersion + 2);
       EXPECT_TRUE(version_.MayOverwrite(kVersion + 2));

@@ -92,31 +92,6 @@ absl::Status GpuKernels::Reduce(CudaStreamHandle* stream, absl::Span<const void*
                                   Number(output.dtype), output.data, measuring));
 }
 
-absl::Status GpuKernels::ReduceAdamStep(CudaStreamHandle* stream,
-                                        absl::Span<const void* const> inputs, DType input_dtype,
-                                        float scale, const host::AdamParams& params, int64_t count,
-                                        const float* p_in, const float* m_in, const float* v_in,
-                                        float* p_out, float* m_out, float* v_out,
-                                        float* publish_fp32, host::HalfOutput publish_half) {
-  RETURN_IF_ERROR(CheckInputs("ReduceAdamStep", inputs));
-  const bool fit = (input_dtype == DType::kFp32 || IsHalf(input_dtype)) &&
-                   (publish_half.to == nullptr || IsHalf(publish_half.dtype));
-  RETURN_IF_ERROR(
-      Check("ReduceAdamStep", count, {inputs[0], p_in, m_in, v_in, p_out, m_out, v_out}, fit));
-  if (count == 0) return absl::OkStatus();
-  return Launched(
-      "ReduceAdamStep",
-      gpu::LaunchReduceAdam(stream, gpu::FactorsOf<float>(params), count, InputsOf(inputs),
-                            Number(input_dtype), scale,
-                            {p_in,
-                             m_in,
-                             v_in,
-                             p_out,
-                             m_out,
-                             v_out,
-                             {publish_fp32, publish_half.to, Number(publish_half.dtype)}}));
-}
-
 absl::Status GpuKernels::Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
                                  ElementType type, ReduceOp op, double scale, int64_t count,
                                  void* output) {

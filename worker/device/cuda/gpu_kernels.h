@@ -78,13 +78,6 @@ class GpuKernels : public SliceKernels {
                         const double* gradient, const double* p_in, const double* m_in,
                         const double* v_in, double* p_out, double* m_out, double* v_out,
                         double* publish_fp64, host::HalfOutput publish_half);
-  // See host::ReduceAdamStep: the bits of Reduce and of AdamStep on what that wrote, and each byte
-  // is moved once. Of kFp32, kBf16 or kFp16 inputs.
-  absl::Status ReduceAdamStep(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
-                              DType input_dtype, float scale, const host::AdamParams& params,
-                              int64_t count, const float* p_in, const float* m_in,
-                              const float* v_in, float* p_out, float* m_out, float* v_out,
-                              float* publish_fp32, host::HalfOutput publish_half);
   absl::Status SgdStep(CudaStreamHandle* stream, const host::SgdParams& params, int64_t count,
                        const float* gradient, const float* p_in, const float* momentum_in,
                        float* p_out, float* momentum_out, float* publish_fp32,

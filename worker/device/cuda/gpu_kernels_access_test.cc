@@ -422,54 +422,5 @@ TEST_F(GpuKernelsAccessDeviceTest, UpdatesOfEveryAddress) {
 }
 
 // Compares the kernel of one pass with the two that it replaces.
-TEST_F(GpuKernelsAccessDeviceTest, ReducingUpdateHasTheBitsOfASumAndAnUpdate) {
-  for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
-    for (const int64_t state : {0, 3}) {
-      for (const int64_t halves_at : {3, 4}) {
-        constexpr int64_t kCount = 4444;
-        SCOPED_TRACE(testing::Message() << Name(dtype) << " at " << state << ", " << halves_at);
-        std::vector<Placed<uint16_t>> narrow;
-        std::vector<Placed<float>> floats;
-        std::vector<const void*> inputs;
-        for (int rank = 0; rank < 4; ++rank) {
-          if (dtype == DType::kFp32) {
-            floats.push_back(Place(Values(rank, kCount), state));
-            inputs.push_back(floats.back().data());
-          } else {
-            narrow.push_back(Place(Halves(dtype, rank, kCount), state));
-            inputs.push_back(narrow.back().data());
-          }
-        }
-        const std::vector<float> p = Values(5, kCount), m = Values(6, kCount), v(kCount, 0.25f);
-        const auto on_p = Place(p, state), on_m = Place(m, state), on_v = Place(v, state);
-        const auto two_p = Place(p, state), two_m = Place(m, state), two_v = Place(v, state);
-        const auto gradient = Place(v, state), full = Place(v, state), two_full = Place(v, state);
-        const auto halves = Place(std::vector<uint16_t>(kCount), halves_at);
-        const auto two_halves = Place(std::vector<uint16_t>(kCount), halves_at);
-        Launch(state == halves_at % 4, [&] {
-          return kernels_->ReduceAdamStep(stream_->handle(), inputs, dtype, 0.25f, SomeAdam(),
-                                          kCount, on_p.data(), on_m.data(), on_v.data(),
-                                          on_p.data(), on_m.data(), on_v.data(), full.data(),
-                                          {halves.data(), DType::kBf16});
-        });
-        ASSERT_OK(kernels_->Reduce(stream_->handle(), inputs, dtype, kCount, 0.25, false,
-                                   gradient.data(), nullptr));
-        stream_->Synchronize();
-        ASSERT_OK(kernels_->AdamStep(stream_->handle(), SomeAdam(), kCount, gradient.data(),
-                                     two_p.data(), two_m.data(), two_v.data(), two_p.data(),
-                                     two_m.data(), two_v.data(), two_full.data(),
-                                     {two_halves.data(), DType::kBf16}));
-        stream_->Synchronize();
-        EXPECT_EQ(Take(on_p), Take(two_p));
-        EXPECT_EQ(Take(on_m), Take(two_m));
-        EXPECT_EQ(Take(on_v), Take(two_v));
-        EXPECT_EQ(Take(full), Take(two_full));
-        EXPECT_EQ(Take(halves), Take(two_halves));
-        EXPECT_NE(Take(on_p), p);
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace tessera

@@ -79,10 +79,6 @@ template <typename Real>
 int LaunchSgd(void* stream, const SgdFactors<Real>& factors, int64_t count, const Real* gradient,
               const Real* p_in, const Real* momentum_in, Real* p_out, Real* momentum_out,
               const Published& published);
-// LaunchReduce into a gradient that goes nowhere, and LaunchAdam on it, in one pass.
-int LaunchReduceAdam(void* stream, const AdamFactors<float>& factors, int64_t count,
-                     const Inputs& inputs, int input_dtype, double scale,
-                     const AdamArrays<float>& arrays);
 // Adds the elements' checksums to `sum`.
 int LaunchChecksum(void* stream, const void* values, int element_bytes, int64_t count,
                    uint64_t* sum);

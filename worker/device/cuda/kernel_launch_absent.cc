@@ -21,10 +21,6 @@ template <typename Real>
 int LaunchAdam(void*, const AdamFactors<Real>&, int64_t, const Real*, const AdamArrays<Real>&) {
   return kNotBuilt;
 }
-int LaunchReduceAdam(void*, const AdamFactors<float>&, int64_t, const Inputs&, int, double,
-                     const AdamArrays<float>&) {
-  return kNotBuilt;
-}
 template <typename Real>
 int LaunchSgd(void*, const SgdFactors<Real>&, int64_t, const Real*, const Real*, const Real*, Real*,
               Real*, const Published&) {

@@ -256,15 +256,6 @@ int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, co
   return 0;
 }
 
-int LaunchReduceAdam(void* stream, const AdamFactors<float>& factors, int64_t count,
-                     const Inputs& inputs, int input_dtype, double scale,
-                     const AdamArrays<float>& arrays) {
-  std::vector<float> gradient(count);
-  const int reduced =
-      LaunchReduce(stream, inputs, input_dtype, count, scale, false, 0, gradient.data(), {});
-  return reduced != 0 ? reduced : LaunchAdam(stream, factors, count, gradient.data(), arrays);
-}
-
 template <typename Real>
 int LaunchSgd(void* stream, const SgdFactors<Real>& factors, int64_t count, const Real* gradient,
               const Real* p_in, const Real* momentum_in, Real* p_out, Real* momentum_out,

@@ -47,14 +47,6 @@ __global__ void Adam(Walk walk, AdamFactors<Real> factors, const Real* __restric
       walk, [&](auto n, int64_t i) { AdamPack(factors, state, i, Load<n.value>(gradient + i)); });
 }
 
-template <typename T>
-__global__ void ReduceAdam(Walk walk, AdamFactors<float> factors, Inputs inputs, float scale,
-                           AdamArrays<float> state) {
-  ForEach<kPackOf<float>>(walk, [&](auto n, int64_t i) {
-    AdamPack(factors, state, i, SumOf<n.value, T>(inputs, i, scale));
-  });
-}
-
 template <typename Real>
 __global__ void Sgd(Walk walk, SgdFactors<Real> factors, const Real* __restrict__ gradient,
                     const Real* p_in, const Real* momentum_in, Real* p_out, Real* momentum_out,
@@ -93,22 +85,6 @@ int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, co
       {ArrayOf(gradient), ArrayOf(a.p_in), ArrayOf(a.m_in), ArrayOf(a.v_in), ArrayOf(a.p_out),
        ArrayOf(a.m_out), ArrayOf(a.v_out), FullOf<Real>(a.published), HalvesOf(a.published)});
   return Launch(stream, BlocksOf(walk, kPack), Adam<Real>, walk, factors, gradient, a);
-}
-
-int LaunchReduceAdam(void* stream, const AdamFactors<float>& factors, int64_t count,
-                     const Inputs& inputs, int input_dtype, double scale,
-                     const AdamArrays<float>& a) {
-  constexpr int kPack = kPackOf<float>;
-  return ByType(input_dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    const Walk walk = WalkOver(count, kPack,
-                               SumArrays<8>(inputs, sizeof(T),
-                                            {ArrayOf(a.p_in), ArrayOf(a.m_in), ArrayOf(a.v_in),
-                                             ArrayOf(a.p_out), ArrayOf(a.m_out), ArrayOf(a.v_out),
-                                             FullOf<float>(a.published), HalvesOf(a.published)}));
-    return Launch(stream, BlocksOf(walk, kPack), ReduceAdam<T>, walk, factors, inputs,
-                  static_cast<float>(scale), a);
-  });
 }
 
 template <typename Real>

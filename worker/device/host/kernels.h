@@ -2,7 +2,6 @@
 //
 //   ReduceSlices   out[i] (+)= scale * (in[0][i] + in[1][i] + ... + in[N-1][i])
 //   AdamStep       (g, p, m, v) -> (p', m', v') and a published copy of p', in one pass
-//   ReduceAdamStep both of these in one pass
 //   SgdStep        (g, p, b) -> (p', b') and a published copy of p', in one pass
 //
 // Counts are ELEMENTS, pointers need only their element's alignment (128 bytes is fastest).
@@ -101,14 +100,6 @@ void AdamStep(const AdamParams& params, int64_t count, const float* gradient, co
 void AdamStep(const AdamParams& params, int64_t count, const double* gradient, const double* p_in,
               const double* m_in, const double* v_in, double* p_out, double* m_out, double* v_out,
               double* publish_fp64, HalfOutput publish_half);
-
-// ReduceSlices into a gradient that never leaves the first-level cache, then AdamStep on it: reads
-// N gradient slices and the state once, writes the state and the published parameters once. The
-// same bits as the two calls. `stats`, if not null, is the measure of the reduced gradient.
-void ReduceAdamStep(absl::Span<const void* const> inputs_by_rank, DType input_dtype, float scale,
-                    const AdamParams& params, int64_t count, const float* p_in, const float* m_in,
-                    const float* v_in, float* p_out, float* m_out, float* v_out,
-                    float* publish_fp32, HalfOutput publish_half, GradientStats* stats);
 
 // SGD of PyTorch (no dampening, no Nesterov):
 //

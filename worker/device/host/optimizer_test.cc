@@ -132,38 +132,6 @@ TEST(AdamStepTest, HundredStepsStayNearDoublePrecision) {
   }
 }
 
-TEST(ReduceAdamStepTest, EqualsReductionThenAdamBitForBit) {
-  std::mt19937 random(kSeed);
-  for (int count : {0, 1, 31, 2047, 2048, 2049, 6001, 300 * 2048 + 1}) {
-    SCOPED_TRACE(count);
-    const int ranks = 3;
-    std::vector<State> states;
-    std::vector<const void*> inputs;
-    for (int r = 0; r < ranks; ++r) states.push_back(RandomState(&random, count + 1));
-    for (const State& state : states) inputs.push_back(state.g.data() + 1);
-    const State& s = states[0];
-    const AdamParams a = ParamsOf(4);
-    std::vector<float> gradient(count), p(count), m(count), v(count), published(count);
-    GradientStats stats;
-    ReduceSlices(inputs, DType::kFp32, count, 0.25f, false, gradient.data(), &stats);
-    AdamStep(a, count, gradient.data(), s.p.data(), s.m.data(), s.v.data(), p.data(), m.data(),
-             v.data(), nullptr, {});
-    std::vector<float> fused_p(count + 1, 5.0f), fused_m(count), fused_v(count);
-    GradientStats fused_stats;
-    ReduceAdamStep(inputs, DType::kFp32, 0.25f, a, count, s.p.data(), s.m.data(), s.v.data(),
-                   fused_p.data(), fused_m.data(), fused_v.data(), published.data(), {},
-                   &fused_stats);
-    EXPECT_EQ(5.0f, fused_p.back());
-    fused_p.pop_back();
-    EXPECT_EQ(p, fused_p);
-    EXPECT_EQ(m, fused_m);
-    EXPECT_EQ(v, fused_v);
-    EXPECT_EQ(p, published);
-    EXPECT_EQ(stats.sum_of_squares, fused_stats.sum_of_squares);
-    EXPECT_EQ(stats.non_finite, fused_stats.non_finite);
-  }
-}
-
 TEST(SgdStepTest, EqualsTheFormulaBitForBit) {
   std::mt19937 random(kSeed);
   for (int count = 0; count <= kMaxCount; ++count) {
