@@ -31,6 +31,7 @@ class BufferSlots {
   // `slots`: two banks, of even and of odd versions.
   BufferSlots(const BufferPlacement* placement, std::byte* staging, std::byte* slots);
 
+  int size() const { return size_; }  // Of buffers.
   // Makes those of version `step`, of which the one before is whole; of the job's first, step 0,
   // there is none before.
   void Publish(int64_t step);

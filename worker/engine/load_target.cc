@@ -8,8 +8,7 @@
 namespace tessera {
 
 Values LoadTarget::Room(StateArray array, const ShardSegment& segment) {
-  return options_.image == nullptr ? options_.optimizer->Staged(array, segment, options_.version)
-                                   : options_.image->At(array, segment);
+  return options_.state->At(array, segment, options_.version);
 }
 
 void LoadTarget::Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
@@ -46,8 +45,7 @@ void LoadTarget::Clear(StateArray array, const ShardSegment& segment) {
 }
 
 void LoadTarget::Keep(StateArray array, const ShardSegment& segment) {
-  if (options_.first || options_.image != nullptr) return;  // The image has it.
-  options_.optimizer->CopyFromVersionBefore(array, segment, options_.version);
+  if (!options_.first) options_.state->Keep(array, segment, options_.version);
 }
 
 }  // namespace tessera

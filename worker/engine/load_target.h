@@ -17,10 +17,10 @@
 
 #include "layout/values.h"
 #include "worker/device/rank_kernels.h"
+#include "worker/engine/addressable_state.h"
 #include "worker/engine/group_page.h"
 #include "worker/engine/sharded_optimizer.h"
 #include "worker/engine/state_files.h"
-#include "worker/engine/state_image.h"
 
 namespace tessera {
 
@@ -29,7 +29,7 @@ class LoadTarget final : public StateWriter {
   // Nothing in here is owned; all of it outlives this.
   struct Options {
     ShardedOptimizer* optimizer = nullptr;
-    StateImage* image = nullptr;  // Null: the state is in host memory.
+    AddressableState* state = nullptr;  // Where the version to come is written.
     RankKernels* kernels = nullptr;
     bool publishes = true;  // Trainers' parameters are in host memory.
     GroupPage* group = nullptr;

@@ -30,11 +30,12 @@ class LoadTargetTest : public testing::Test {
     }
     optimizer_ = std::make_unique<ShardedOptimizer>(config_, plan_, segments_, state_.data(),
                                                     parameters_, &kernels_);
+    in_place_ = std::make_unique<InPlaceState>(optimizer_.get());
     PublishApplied(group_.get(), 0, 6);
   }
-  LoadTarget Target(bool first, StateImage* image = nullptr) {
-    return LoadTarget({optimizer_.get(), image, &kernels_, /*publishes=*/image == nullptr,
-                       group_.get(), 0, first ? 0 : 7, first});
+  LoadTarget Target(bool first, AddressableState* state = nullptr) {
+    return LoadTarget({optimizer_.get(), state == nullptr ? in_place_.get() : state, &kernels_,
+                       /*publishes=*/state == nullptr, group_.get(), 0, first ? 0 : 7, first});
   }
 
   JobConfig config_;
@@ -46,6 +47,7 @@ class LoadTargetTest : public testing::Test {
   std::vector<UnitParameters> parameters_;
   HostRankKernels kernels_;
   std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::unique_ptr<InPlaceState> in_place_;
   std::unique_ptr<GroupPage> group_ = std::make_unique<GroupPage>();
 };
 
@@ -114,7 +116,8 @@ TEST_F(LoadTargetTest, ImageTakesWhatLiesElsewhereAndNothingIsPublished) {
   StateImage image(&plan_, config_.optimizer, state_.data());
   ASSERT_OK(image.Reserve(&kernels_));
   image.Clear();
-  LoadTarget target = Target(/*first=*/false, &image);
+  ImageState state(&image, &kernels_);
+  LoadTarget target = Target(/*first=*/false, &state);
   target.Set(StateArray::kParameter, segments_[1], 2, std::vector<float>{5});
   const absl::Span<const float> values = image.At(StateArray::kParameter, segments_[1]);
   EXPECT_EQ(values[2], 5);

@@ -54,13 +54,13 @@ struct RankEngineOptions {
   ControlPage* control = nullptr;
   GroupPage* group = nullptr;
   UpdateCounts updates;
-  BufferSlots* buffers = nullptr;  // The rank's; null: the model has none.
+  BufferSlots* buffers = nullptr;  // The rank's.
 
   // Its reductions and mapped gathers know the memory above, the rest is called with the host's.
   Communicator* communicator = nullptr;
-  // Brings other hosts' parameters, while the one above reduces; null: there is one host.
+  // Brings other hosts' parameters, while the one above reduces; with one host, it is that one.
   Communicator* gatherer = nullptr;
-  // Among this host's ranks; null: there is one host.
+  // Among this host's ranks; with one host, it is `communicator`.
   Communicator* host = nullptr;
   Stream* post_backward = nullptr;
   OrderGate* gate = nullptr;

@@ -52,8 +52,9 @@ class EpochCommunicators {
   // Null before Join and after Leave; the latter two where there is one worker, too.
   Communicator* reduce() const { return reduce_.get(); }
   Communicator* files() const { return files_.get(); }
-  Communicator* gather() const { return gather_.get(); }
-  Communicator* of_host() const { return of_host_.get(); }
+  // Of other hosts' parameters, and among this host's ranks; both are reduce() if there is one host.
+  Communicator* gather() const { return gather_ != nullptr ? gather_.get() : reduce_.get(); }
+  Communicator* of_host() const { return of_host_ != nullptr ? of_host_.get() : reduce_.get(); }
   // Of Join: whether ranks of several workers move what is on their devices directly.
   bool moves_directly() const { return moves_directly_; }
   // Of Join: by which all ranks order their windows, since some have slots; null: none has.

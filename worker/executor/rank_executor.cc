@@ -112,21 +112,19 @@ class RankExecutor {
   std::unique_ptr<RankKernels> kernels_, stream_kernels_;  // The engine's thread's, the stream's.
   // Of an epoch; null: no device.
   std::unique_ptr<GradientEvents> gradient_events_, window_events_;
-  std::unique_ptr<StateImages> images_;   // Null: the state is addressable.
-  std::unique_ptr<BufferSlots> buffers_;  // Null: the model has none.
+  std::unique_ptr<StateImages> images_;  // Null: the state is addressable.
+  std::unique_ptr<BufferSlots> buffers_;
   EpochCommunicators communicators_;
   std::unique_ptr<RankEngine> engine_;
   std::thread engine_thread_, pinning_;
 };
 
 absl::Status RankExecutor::Open() {
-  if (!memory_.plan.buffers().empty()) {
-    const int own = memory_.local_index();
-    buffers_ = std::make_unique<BufferSlots>(
-        &memory_.plan.buffers(),
-        memory_.gradients[own].data() + memory_.plan.staged_buffers_offset_bytes(),
-        memory_.group.data() + BufferSlotsOffsetBytes(memory_.plan, own));
-  }
+  const int own = memory_.local_index();
+  buffers_ = std::make_unique<BufferSlots>(
+      &memory_.plan.buffers(),
+      memory_.gradients[own].data() + memory_.plan.staged_buffers_offset_bytes(),
+      memory_.group.data() + BufferSlotsOffsetBytes(memory_.plan, own));
   ASSIGN_OR_RETURN(post_backward_, threads_.CreateStream("post-backward"));
   RETURN_IF_ERROR(CreateKernels());
   if (memory_.device->is_separate()) RETURN_IF_ERROR(ClearDeviceMemory());

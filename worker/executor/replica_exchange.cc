@@ -116,7 +116,7 @@ absl::Status ReplicaExchange::SendTo(int rank, int64_t step) {
     RETURN_IF_ERROR(options_.image->Pull(static_cast<int>(step % 2), options_.kernels));
   }
   RETURN_IF_ERROR(MoveAll(rank, StateParts(rank, step), /*is_sender=*/true));
-  if (options_.buffers == nullptr) return absl::OkStatus();
+  if (memory.plan.buffers().empty()) return absl::OkStatus();
   std::byte* banks =
       memory.group.data() + BufferSlotsOffsetBytes(memory.plan, memory.local_index());
   const int64_t bank_bytes = memory.plan.buffers().bank_bytes();
@@ -137,7 +137,7 @@ absl::Status ReplicaExchange::ReceiveFrom(int rank, int64_t step) {
     if (options_.image != nullptr) {
       RETURN_IF_ERROR(options_.image->Push(static_cast<int>(step % 2), options_.kernels));
     }
-    if (options_.buffers != nullptr) {
+    if (!memory.plan.buffers().empty()) {
       std::vector<std::byte> bank(memory.plan.buffers().bank_bytes());
       RETURN_IF_ERROR(MoveAll(rank, {{rank, bank.data(), static_cast<int64_t>(bank.size())}},
                               /*is_sender=*/false));

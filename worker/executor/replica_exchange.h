@@ -45,7 +45,7 @@ class ReplicaExchange {
     const ExecutorMemory* memory = nullptr;
     RankKernels* kernels = nullptr;
     StateImage* image = nullptr;     // Null: the state is addressable.
-    BufferSlots* buffers = nullptr;  // Null: the model has none.
+    BufferSlots* buffers = nullptr;  // The rank's.
     Move move;
   };
   explicit ReplicaExchange(Options options) : options_(std::move(options)) {}

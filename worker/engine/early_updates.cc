@@ -1,0 +1,102 @@
+#include "worker/engine/early_updates.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+#include "worker/engine/step_vote.h"
+
+namespace tessera {
+namespace {
+
+bool SameNumbers(const std::vector<HyperParameters>& a, const std::vector<HyperParameters>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].learning_rate != b[i].learning_rate || a[i].beta1 != b[i].beta1 ||
+        a[i].beta2 != b[i].beta2 || a[i].epsilon != b[i].epsilon ||
+        a[i].weight_decay != b[i].weight_decay || a[i].momentum != b[i].momentum) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+EarlyUpdates::EarlyUpdates(EngineContext* context)
+    : context_(*context),
+      assumed_groups_(context->options.config->groups.begin(),
+                      context->options.config->groups.end()),
+      made_(context->num_units()) {}
+
+absl::Status EarlyUpdates::Announce(const Op& op) {
+  const RankEngineOptions& options = context_.options;
+  absl::StatusOr<std::vector<HyperParameters>> groups =
+      GroupsOf(op, *options.control, *options.config);
+  RETURN_IF_ERROR(Annotate(groups.status(), absl::StrCat("rank ", options.rank.value())));
+  assumed_groups_ = *std::move(groups);
+  return absl::OkStatus();
+}
+
+EarlyUpdates::Assumed EarlyUpdates::Plan(int unit) const {
+  const int first = context_.MemoryOf(unit).first_parameter;
+  const std::byte* touched = context_.Touched() + first;
+  std::vector<int64_t> updates(context_.UnitOf(unit).flat.parameters().size());
+  for (size_t p = 0; p < updates.size(); ++p) {
+    if (touched[p] == std::byte{0}) continue;
+    updates[p] = context_.options.updates.CountOf(context_.order.step(), first + p) + 1;
+  }
+  return {std::move(updates), assumed_groups_};
+}
+
+void EarlyUpdates::Update(int unit, Assumed assumed, int64_t number) {
+  const RankEngineOptions& options = context_.options;
+  made_[unit].updates.clear();
+  if (!context_.interrupt.stream_status().ok()) return;
+  const int64_t next = context_.order.step() + 1;
+  // It would be a guess that holds the stream up: the step does it, once nobody reads there.
+  if (!TryBeginWriting(&context_.record().hold, next)) return;
+  if (!options.files->MayOverwrite(next)) return;
+  options.recorder->Started(number);
+  OptimizerStep step = {next, 1.0, assumed.groups, std::vector<int64_t>()};
+  step.updates.resize(options.memory->num_parameters());
+  std::copy(assumed.updates.begin(), assumed.updates.end(),
+            step.updates.begin() + context_.MemoryOf(unit).first_parameter);
+  context_.optimizer.UpdateEarly(unit, step, options.stream_kernels);
+  if (!options.stream_kernels->Finish().ok()) return;  // The step meets it, too.
+  (void)FaultPoint("update.in-backward");
+  made_[unit] = std::move(assumed);
+  options.recorder->Done(number);
+}
+
+std::vector<bool> EarlyUpdates::MadeBy(const OptimizerStep& step) const {
+  const RankEngineOptions& options = context_.options;
+  if (!options.config->optimizer_in_backward) return {};
+  std::vector<bool> early(made_.size(), false);
+  bool all = true;
+  for (size_t unit = 0; unit < early.size(); ++unit) {
+    const std::vector<int64_t>& updates = made_[unit].updates;
+    const int first = context_.MemoryOf(unit).first_parameter;
+    early[unit] = !updates.empty() && step.gradient_scale == 1.0 &&
+                  SameNumbers(made_[unit].groups, step.groups) &&
+                  std::equal(updates.begin(), updates.end(), step.updates.begin() + first);
+    const auto begin = step.updates.begin() + first;
+    const auto end = begin + context_.UnitOf(unit).flat.parameters().size();
+    const bool needed = std::any_of(begin, end, [](int64_t update) { return update != 0; });
+    all = all && (early[unit] || !needed);
+  }
+  if (!all) {
+    const int64_t number =
+        options.recorder->Enqueued(step.step, context_.order.sequence(), OpKind::kUpdate, -1, 0);
+    options.recorder->Started(number);
+  }
+  return early;
+}
+
+void EarlyUpdates::ForgetAll() {
+  for (Assumed& made : made_) made.updates.clear();
+}
+
+}  // namespace tessera

@@ -1,0 +1,130 @@
+#include "worker/engine/file_operations.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+constexpr uint32_t kAllArrays = 7;
+
+}  // namespace
+
+FileOperations::FileOperations(const Parts& parts)
+    : context_(*parts.context),
+      early_(*parts.early),
+      reductions_(*parts.reductions),
+      gathers_(*parts.gathers),
+      versions_(*parts.versions),
+      writes_(*parts.writes) {}
+
+TrainingProgress FileOperations::Progress() const {
+  const RankEngineOptions& options = context_.options;
+  return LoadProgress(*options.group, options.updates, context_.order.step(),
+                      options.config->groups.size());
+}
+
+void FileOperations::Tell(OpKind kind) {
+  StateFiles* files = context_.options.files;
+  if (kind == OpKind::kCancelSave) files->CancelSave();
+  if (kind == OpKind::kReadProgress) {
+    context_.trainer.Reply(EncodeProgress(Progress()));
+  } else {
+    context_.trainer.Reply(kind == OpKind::kSaveStatus ? files->SaveStatus() : "");
+  }
+  context_.trainer.PublishResult(absl::OkStatus());
+}
+
+absl::Status FileOperations::Save() {
+  const RankEngineOptions& options = context_.options;
+  const std::string request = context_.trainer.TakeRequest();
+  const int64_t number = options.recorder->Enqueued(
+      context_.order.StepUnderWay(), context_.order.sequence(), OpKind::kSave, -1, 0);
+  RETURN_IF_ERROR(reductions_.Await());
+  RETURN_IF_ERROR(context_.order.Issue(OpKind::kSave, -1, 0, options.config->compute_dtype));
+  options.recorder->Started(number);
+  absl::Status outcome;
+  std::string reply;
+  if (!context_.initialized()) {
+    outcome = absl::FailedPreconditionError("not saved: the job has no initial values yet");
+  } else {
+    const int64_t step = context_.order.step();
+    AddressableState& saved = versions_.saved();
+    if (saved.is_copy()) options.files->AwaitSaved();  // A background save reads it as it writes.
+    RETURN_IF_ERROR(StateVersions::Reserve(&saved, &outcome));
+    if (outcome.ok()) RETURN_IF_ERROR(saved.Read(step));
+    const auto values = [&](StateArray array, const ShardSegment& segment) {
+      return ConstValues(saved.At(array, segment, step));
+    };
+    const SavedState state = {step, Progress(), context_.optimizer.Moments(), values,
+                              /*stays=*/saved.is_copy()};
+    RETURN_IF_ERROR(options.files->Save(request, state, &reply, &outcome));
+  }
+  RETURN_IF_ERROR(context_.interrupt.Check());
+  options.recorder->Done(number);
+  context_.trainer.Reply(std::move(reply));
+  context_.trainer.PublishResult(outcome);
+  return absl::OkStatus();
+}
+
+absl::Status FileOperations::Load() {
+  const RankEngineOptions& options = context_.options;
+  const std::string request = context_.trainer.TakeRequest();
+  const bool first = !context_.initialized();
+  const int64_t number = options.recorder->Enqueued(
+      context_.order.StepUnderWay(), context_.order.sequence(), OpKind::kLoad, -1, 0);
+  RETURN_IF_ERROR(reductions_.Await());
+  RETURN_IF_ERROR(context_.order.Issue(OpKind::kLoad, -1, 0, DType::kFp32));
+  options.recorder->Started(number);
+  early_.ForgetAll();
+  versions_.ForgetStaged();
+  const int64_t version = first ? 0 : context_.order.step() + 1;
+  RETURN_IF_ERROR(versions_.AwaitRoom());
+  absl::Status outcome;
+  RETURN_IF_ERROR(versions_.BeginStaging(first, &outcome));
+  const bool publishes = !context_.OnDevice();
+  LoadTarget target({&context_.optimizer, &versions_.next(), options.kernels, publishes,
+                     options.group, context_.LocalIndex(), version, first});
+  if (!first && publishes) gathers_.CloseGathered();
+  LoadedState state = {first, context_.optimizer.Moments(), &target, std::nullopt, {}};
+  if (!first) state.before = Progress();
+  std::string reply;
+  const absl::Status loaded = options.files->Load(request, &state, &reply, &outcome);
+  target.Finish();
+  RETURN_IF_ERROR(loaded);
+  RETURN_IF_ERROR(context_.interrupt.Check());
+  versions_.SetPublishedAhead(target.has_published() && !first ? version : -1);
+  if (outcome.ok()) RETURN_IF_ERROR(versions_.next().EndWrite(version));
+  context_.trainer.Reply(std::move(reply));
+  return FinishLoad(number, first, target, state, outcome);
+}
+
+absl::Status FileOperations::FinishLoad(int64_t number, bool first, const LoadTarget& target,
+                                        const LoadedState& state, const absl::Status& outcome) {
+  const int64_t version = first ? 0 : context_.order.step() + 1;
+  if (outcome.ok()) {
+    for (const auto& [buffer, bytes] : state.buffers)
+      context_.options.buffers->Load(version, buffer, bytes);
+    if (!first) {
+      return writes_.Commit(OpKind::kLoad, number, StagedArrays(context_.num_units(), kAllArrays),
+                            state.progress);
+    }
+  }
+  context_.options.recorder->Done(number);
+  if (outcome.ok()) return FinishFirstLoad(target, state);
+  if (!first) RETURN_IF_ERROR(writes_.TakeBackPublished());
+  context_.trainer.PublishResult(outcome);
+  return absl::OkStatus();
+}
+
+absl::Status FileOperations::FinishFirstLoad(const LoadTarget& target, const LoadedState& state) {
+  if (!target.has_published()) context_.optimizer.PublishInitial();
+  RETURN_IF_ERROR(context_.options.kernels->Finish());
+  if (state.progress.has_value()) writes_.SetInitialProgress(*state.progress);
+  return writes_.FinishInitialize();
+}
+
+}  // namespace tessera

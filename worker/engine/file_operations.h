@@ -1,0 +1,56 @@
+// What trainers ask of files, through StateFiles: save a version, load the one to come, ask how a
+// save goes. Requests and replies are messages of the trainer (trainer_link.h).
+//
+// Confined to the engine's thread.
+#ifndef TESSERA_WORKER_ENGINE_FILE_OPERATIONS_H_
+#define TESSERA_WORKER_ENGINE_FILE_OPERATIONS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "worker/engine/early_updates.h"
+#include "worker/engine/engine_context.h"
+#include "worker/engine/gradient_reductions.h"
+#include "worker/engine/load_target.h"
+#include "worker/engine/state_versions.h"
+#include "worker/engine/state_writes.h"
+#include "worker/engine/unit_gathers.h"
+
+namespace tessera {
+
+class FileOperations {
+ public:
+  // All outlive this.
+  struct Parts {
+    EngineContext* context = nullptr;
+    EarlyUpdates* early = nullptr;
+    GradientReductions* reductions = nullptr;
+    UnitGathers* gathers = nullptr;
+    StateVersions* versions = nullptr;
+    StateWrites* writes = nullptr;
+  };
+  explicit FileOperations(const Parts& parts);
+
+  absl::Status Save();
+  absl::Status Load();
+  // What this rank knows by itself: kReadProgress, kSaveStatus, kCancelSave.
+  void Tell(OpKind kind);
+
+ private:
+  TrainingProgress Progress() const;  // Where training stands.
+  // All ranks have read it, or none has, as `outcome` says.
+  absl::Status FinishLoad(int64_t number, bool first, const LoadTarget& target,
+                          const LoadedState& state, const absl::Status& outcome);
+  absl::Status FinishFirstLoad(const LoadTarget& target, const LoadedState& state);
+
+  EngineContext& context_;
+  EarlyUpdates& early_;
+  GradientReductions& reductions_;
+  UnitGathers& gathers_;
+  StateVersions& versions_;
+  StateWrites& writes_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_ENGINE_FILE_OPERATIONS_H_

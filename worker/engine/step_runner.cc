@@ -1,0 +1,135 @@
+#include "worker/engine/step_runner.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+
+StepRunner::StepRunner(const Parts& parts)
+    : context_(*parts.context),
+      early_(*parts.early),
+      reductions_(*parts.reductions),
+      gathers_(*parts.gathers),
+      versions_(*parts.versions),
+      puts_(*parts.puts),
+      watch_(context_.options.layout, context_.options.config, context_.options.memory,
+             context_.options.state, &context_.record().changed_shard) {}
+
+absl::StatusOr<std::vector<HyperParameters>> StepRunner::GroupsOfStep(const Op& op) const {
+  const RankEngineOptions& options = context_.options;
+  absl::StatusOr<std::vector<HyperParameters>> groups =
+      GroupsOf(op, *options.control, *options.config);
+  RETURN_IF_ERROR(Annotate(groups.status(), absl::StrCat("rank ", options.rank.value())));
+  return groups;
+}
+
+absl::StatusOr<Tally> StepRunner::CountVotes(const Op& op,
+                                             const std::vector<HyperParameters>& groups,
+                                             const ClipRule& clip, uint64_t put) {
+  const RankEngineOptions& options = context_.options;
+  Vote vote;
+  vote.step = context_.order.step() + 1;
+  vote.first_changed_unit = watch_.FindChanged(context_.order.step());
+  RETURN_IF_ERROR(reductions_.Measure(clip.p, &vote));
+  vote.put = put;
+  vote.weight = op.weight;
+  vote.numbers_hash = HashNumbers(op, groups, clip);
+  vote.wanted_save = options.files->wanted_save();
+  const int num_parameters = options.memory->num_parameters();
+  const std::vector<std::byte> ballot = EncodeBallot(vote, context_.Touched(), num_parameters);
+  RETURN_IF_ERROR(FaultPoint("step.before-vote"));
+  std::vector<std::byte> ballots(ballot.size() * options.config->world_size);
+  RETURN_IF_ERROR(options.communicator->AllGather(ballot.data(), ballots.data(), ballot.size()));
+  RETURN_IF_ERROR(FaultPoint("step.after-vote"));
+  return CountBallots(ballots, op.gradient_divisor, clip, *options.layout, num_parameters);
+}
+
+void StepRunner::ForgetGradients() {
+  reductions_.ForgetAll();
+  versions_.ForgetStaged();
+}
+
+absl::Status StepRunner::Run(const Op& op) {
+  const RankEngineOptions& options = context_.options;
+  ASSIGN_OR_RETURN(std::vector<HyperParameters> groups, GroupsOfStep(op));
+  const int64_t number = context_.EnqueueRecord(OpKind::kStep, -1, 0);
+  RETURN_IF_ERROR(
+      context_.order.Issue(OpKind::kStep, -1, options.memory->shard_numel(), DType::kFp32));
+  RETURN_IF_ERROR(reductions_.Await());
+  options.recorder->Started(number);
+
+  RETURN_IF_ERROR(versions_.AwaitRoom());
+  const uint64_t put = puts_.Offer();
+  const ClipRule clip = {options.config->gradient_norm_p, options.config->max_gradient_norm};
+  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, groups, clip, put));
+  if (!tally.status.ok()) {
+    ForgetGradients();
+    options.recorder->Done(number);
+    RETURN_IF_ERROR(puts_.Apply(put, tally.non_finite ? tally.put : 0));  // It may be what helps.
+    context_.trainer.PublishResult(tally.status, 0, tally.non_finite);
+    return absl::OkStatus();
+  }
+  early_.Assume(groups);
+  StepNumbers numbers;
+  numbers.groups = std::move(groups);
+  numbers.gradient_scale = tally.gradient_scale;
+  numbers.gradient_norm = tally.gradient_norm;
+  return Take(number, put, tally, std::move(numbers));
+}
+
+absl::Status StepRunner::Take(int64_t number, uint64_t put, const Tally& tally,
+                              StepNumbers numbers) {
+  const RankEngineOptions& options = context_.options;
+  const int64_t next = context_.order.step() + 1;
+  RecordDecision(options.group, options.updates, next, numbers, tally.touched);
+  RETURN_IF_ERROR(FaultPoint("step.after-decision"));
+  gathers_.ParametersChange(/*windows_are_closed=*/true);
+  RETURN_IF_ERROR(versions_.Apply(next));
+  ForgetGradients();
+  options.recorder->Done(number);
+  const uint64_t order_hash = context_.order.CommitStep(next);
+  context_.trainer.result().wanted_save = tally.wanted_save;
+  if (put == 0) context_.trainer.PublishResult(absl::OkStatus(), tally.gradient_norm);
+  // The trainer need not wait for this.
+  options.gate->ReportStep(Step(next), order_hash);
+  if (put != 0) {
+    RETURN_IF_ERROR(puts_.Apply(put, tally.put));
+    context_.trainer.PublishResult(absl::OkStatus(), tally.gradient_norm);
+  }
+  RETURN_IF_ERROR(gathers_.GatherAhead());
+  watch_.Written(next);
+  return absl::OkStatus();
+}
+
+absl::Status StepRunner::TallyGradients(const Op& op) {
+  const RankEngineOptions& options = context_.options;
+  ASSIGN_OR_RETURN(const std::vector<HyperParameters> groups, GroupsOfStep(op));
+  const absl::StatusOr<ClipRule> clip = TallyClipRule(*options.control, *options.config);
+  RETURN_IF_ERROR(Annotate(clip.status(), absl::StrCat("rank ", options.rank.value())));
+  const int64_t number = context_.EnqueueRecord(OpKind::kTally, -1, 0);
+  RETURN_IF_ERROR(
+      context_.order.Issue(OpKind::kTally, -1, options.memory->shard_numel(), DType::kFp32));
+  RETURN_IF_ERROR(reductions_.Await());
+  options.recorder->Started(number);
+  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, groups, *clip, /*put=*/0));
+  options.recorder->Done(number);
+  if (!tally.status.ok()) {
+    // A trainer that clips by this continues to the step, which finds the same.
+    const bool step_follows = tally.non_finite && options.control->tally_norm_p != 0;
+    if (!step_follows) ForgetGradients();
+    context_.trainer.PublishResult(tally.status, 0, tally.non_finite);
+    return absl::OkStatus();
+  }
+  std::byte* touched = context_.Touched();
+  for (size_t p = 0; p < tally.touched.size(); ++p) touched[p] = std::byte{tally.touched[p]};
+  OpResult& result = context_.trainer.result();
+  result.gradient_scale = tally.gradient_scale;
+  result.clip_coefficient = tally.clip_coefficient;
+  context_.trainer.PublishResult(absl::OkStatus(), tally.gradient_norm);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
