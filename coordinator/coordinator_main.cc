@@ -1,4 +1,4 @@
-// The coordinator's daemon: flags to options, and a clean end on SIGTERM or SIGINT.
+// The coordinator daemon: turns flags into options, and ends cleanly on SIGTERM or SIGINT.
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
@@ -139,7 +139,7 @@ absl::Status TakeListenFlags(const std::vector<std::string>& listen,
   return absl::OkStatus();
 }
 
-// Refuses a path where no port file can be made, before anybody is served.
+// Refuses a path where no port file can be created, before any client is served.
 absl::Status CheckPortFile(const std::string& path) {
   if (path.empty()) return absl::OkStatus();
   const std::string what = absl::StrCat("--port-file '", path, "'");
@@ -153,7 +153,7 @@ absl::Status CheckPortFile(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Through a rename, so that who reads the file sees the whole number.
+// Through a rename, so that a reader of the file sees the whole number.
 absl::Status WritePortFile(const std::string& path, int port) {
   if (path.empty()) return absl::OkStatus();
   const std::string what = absl::StrCat("--port-file '", path, "'");
@@ -205,7 +205,7 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
 }  // namespace tessera::coordinator
 
 int main(int argc, char** argv) {
-  // What was freed goes back to the system: else each of many threads may keep some of what long
+  // Return freed memory to the system. Otherwise each of many threads may keep some of what long
   // requests and replies took.
   mallopt(M_ARENA_MAX, 2);
   mallopt(M_MMAP_THRESHOLD, 256 << 10);

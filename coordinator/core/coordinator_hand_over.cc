@@ -1,4 +1,4 @@
-// How one job goes on as another: the hand-over of hand_over.h, and who decides the next step.
+// How one job continues as another, and which of them decides the next step: see hand_over.h.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -53,7 +53,7 @@ absl::Status Coordinator::OfferHandOver(const HandOverOffer& offer, absl::Time n
                                         Effects* effects) {
   const Job* job = state_.FindJob(offer.job);
   if (job == nullptr) return NoSuchJob(offer.job);
-  // A repeat, whose reply was lost with a connection or a coordinator.
+  // A retry, because the reply was lost with a connection or a coordinator.
   if (job->creation == offer.creation && job->hand_over.has_value() &&
       job->hand_over->step == offer.step &&
       (job->IsFrozen() || job->hand_over->number == offer.epoch.value())) {
@@ -120,7 +120,7 @@ absl::Status Coordinator::CancelHandOver(const JobId& id, const std::string& rea
 void Coordinator::EndHandOver(const JobId& id, HandOver ended, absl::Time now, Effects* effects) {
   const std::string reason = absl::StrCat("its hand-over is cancelled: ", ended.reason);
   Put(HandOverRecord{id, std::move(ended)}, effects);
-  // Where an epoch is prepared, that one is not frozen any more; where none is, the next.
+  // An epoch that is being prepared begins unfrozen; a running one has to be replaced.
   if (state_.FindJob(id)->status.state == JobState::kRunning) OpenEpoch(id, reason, now, effects);
   effects->changed_jobs.insert(id);
 }
@@ -207,7 +207,7 @@ void Coordinator::AdvanceHandOver(const JobId& id, absl::Time now, Effects* effe
   }
   const Job* taker = state_.FindJob(hand_over.taker);
   if (taker != nullptr && taker->creation == hand_over.taker_creation) {
-    // Its trainers went on without a word: all of its ranks have the state, and more.
+    // The taker has made a step, so all of its ranks have the state, although none reported it.
     if (taker->committed_step > Step(0)) FinishHandOver(id, now, effects);
     return;
   }

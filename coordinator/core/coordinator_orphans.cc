@@ -1,4 +1,4 @@
-// Jobs that workers hold and the journal does not know, of coordinator.h.
+// Jobs that workers hold and the journal does not know, for coordinator.h.
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace tessera::coordinator {
 
 void Coordinator::HearOfHeldJob(const Sender& from, const JobProgress& job, absl::Time now,
                                 Effects* effects) {
-  // What stood in the way of taking it over may be gone.
+  // The obstacle to taking it over may be gone by now.
   if (!orphans_.Hear(from.worker, job)) return Adopt({job.job, job.creation}, now, effects);
   effects->commands.push_back({from.worker, DescribeJob{job.job, job.creation}});
 }
@@ -155,7 +155,7 @@ absl::Status Coordinator::CheckKnown(const JobId& id) const {
 }
 
 void Coordinator::RememberDeleted(const JobId& job, Creation creation, Effects* effects) {
-  // An older one of this name that workers hold was not deleted by this, unless it was before.
+  // This record also covers older generations. If a worker holds one that nobody deleted, skip it.
   const Creation deleted = state_.deleted().Newest(job);
   for (const auto& [key, holders] : orphans_.all()) {
     if (key.first == job && key.second < creation && deleted < key.second) return;
