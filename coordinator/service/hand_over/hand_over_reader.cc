@@ -84,7 +84,7 @@ absl::Status HandOverReader::OpenLines(const JobView& view) {
     }
     return line_of_rank_[rank] = it->second;
   };
-  line_of(0);  // Somebody must say where training stands.
+  line_of(0);  // At least one worker has to report the step.
   for (const HandOverPart& part : plan_)
     *commands[line_of(part.range.rank())].mutable_read()->add_ranges() = part.range;
   {

@@ -29,7 +29,7 @@ v1::HandOverPhase EncodePhase(HandOverPhase phase) {
   return v1::HAND_OVER_PHASE_UNSPECIFIED;
 }
 
-// Requires that there was one.
+// Requires that the job has had a hand-over.
 void Encode(const JobView& view, v1::HandOverInfo* info) {
   const HandOver& hand_over = *view.hand_over;
   info->set_job_id(view.id.value());
@@ -79,7 +79,7 @@ absl::StatusOr<TakeOver> Decode(const v1::TakeOverRequest& request) {
   return event;
 }
 
-// Nothing: the other ranks have not offered yet.
+// Nullopt: the other ranks have not offered yet.
 std::optional<absl::Status> LookAtOffer(const Coordinator& core, const HandOverOffer& offer,
                                         v1::HandOverInfo* reply) {
   const absl::StatusOr<JobView> view = core.GetJob(offer.job);
@@ -153,7 +153,7 @@ absl::Status HandOverService::RunOffer(grpc::ServerContext* context,
           core.WithdrawOffer(offer);
           return absl::OkStatus();
         })
-        .IgnoreError();  // The coordinator stops.
+        .IgnoreError();  // It fails only if the coordinator stops.
   }
   return status;
 }

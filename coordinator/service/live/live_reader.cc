@@ -97,7 +97,7 @@ absl::Status LiveReader::CopyWithTries(v1::LiveStateBegin* begin) {
 absl::Status LiveReader::OpenLines(const JobView& view) {
   const int world_size = static_cast<int>(view.status.placements.size());
   std::vector<bool> is_asked(world_size, false);
-  is_asked[0] = true;  // Somebody must say which step there is.
+  is_asked[0] = true;  // At least one worker has to report the step.
   RETURN_IF_ERROR(
       ForEachLiveSlice(*plan_.layout, plan_.tensors, 0, world_size, [&](const LiveSlice& slice) {
         is_asked[slice.rank] = true;
@@ -260,7 +260,7 @@ v1::LiveTensorInfo LiveReader::InfoOf(size_t entry) {
   for (size_t t = plan_.entries[entry]; t < plan_.entries[entry + 1]; ++t) {
     const LiveTensor& tensor = plan_.tensors[t];
     if (!ParameterOf(*plan_.layout, tensor).spec.requires_grad) continue;
-    info.set_update_count(UpdateCountOf(tensor));  // Of all of them, as was checked.
+    info.set_update_count(UpdateCountOf(tensor));  // CheckOneCountAUnit: all have the same.
   }
   return info;
 }

@@ -9,9 +9,9 @@
 namespace tessera::coordinator {
 namespace {
 
-// How often a wait looks whether it was cancelled.
+// How often a wait checks for its cancellation.
 constexpr absl::Duration kPoll = absl::Milliseconds(100);
-// More than there is to say.
+// More than a worker has to report.
 constexpr size_t kMaxEvents = 16;
 
 }  // namespace

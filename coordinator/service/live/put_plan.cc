@@ -33,7 +33,7 @@ absl::StatusOr<LiveArray> DecodeArray(v1::LiveStateArray array) {
   }
 }
 
-// By name, aliases too: the number of the parameter.
+// The numbers of parameters by name, also by alias.
 std::map<std::string, int> NumbersByName(const ModelLayout& layout) {
   std::map<std::string, int> numbers;
   int number = 0;
@@ -116,7 +116,7 @@ absl::StatusOr<PutPlan::Tensor> PlanTensor(const JobSpec& spec, const ModelLayou
   return tensor;
 }
 
-// Which tensors set the same, and that none is there twice.
+// Finds tensors that set the same parameter, and rejects a tensor that is there twice.
 absl::Status FindShared(PutPlan* plan) {
   std::map<std::pair<int, LiveArray>, int> first;
   std::set<std::pair<std::string, LiveArray>> seen;
@@ -142,7 +142,7 @@ absl::Status FindShared(PutPlan* plan) {
   return absl::OkStatus();
 }
 
-// Moments of a parameter come together, with one count.
+// The moments of a parameter come together, with one count of updates.
 absl::Status CheckMoments(const JobSpec& spec, const PutPlan& plan) {
   std::map<int, std::vector<const PutPlan::Tensor*>> moments;
   for (const PutPlan::Tensor& tensor : plan.tensors) {
