@@ -70,6 +70,7 @@ absl::Status Coordinator::OfferHandOver(const HandOverOffer& offer, absl::Time n
   offers[static_cast<int32_t>(offer.rank.value())] = offer;
   if (static_cast<int>(offers.size()) < job->spec->config.world_size) return absl::OkStatus();
   HandOver made;
+  // Epochs only increase, so this is larger than any earlier hand-over's number.
   made.number = offer.epoch.value();
   made.step = offer.step;
   auto states = std::make_shared<std::vector<std::string>>();
@@ -154,6 +155,7 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time now, Eff
   if (event.taker == event.job) return refuse("it cannot take over itself");
   RETURN_IF_ERROR(CheckSpeaker(event.taker, *taker, event.taker_creation, event.epoch, event.rank));
   auto& ready = Runtime(event.taker, *taker).take_overs;
+  // What ranks reported for another hand-over, or for the other phase, does not count.
   for (auto it = ready.begin(); it != ready.end();)
     it = SameBut(it->second, event) ? std::next(it) : ready.erase(it);
   ready[static_cast<int32_t>(event.rank.value())] = event;

@@ -181,6 +181,7 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
         is_known &&
         (Orphans::Holder(progress).IsAheadOf(known->status.epoch, known->HasBegun()) ||
          IsBehind(progress.job, *known) || HasUnknownSteps(*known, sender.worker, progress));
+    // What the journal does not know may be the only copy of a job, so it is never dropped here.
     if (!was_deleted && (!is_known || is_ahead)) {
       unknown.insert({progress.job, progress.creation});
       HearOfHeldJob(sender, progress, now, effects);

@@ -90,6 +90,7 @@ void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effect
   Step decided = known == nullptr ? Step(0) : known->committed_step;
   for (const auto& [worker, holder] : *holders) {
     if (!holder.described.has_value()) continue;
+    // The next epoch has to be later than any that a worker has seen.
     status.epoch = std::max(status.epoch, holder.epoch);
     status.bound |= holder.described->has_begun;
     decided = std::max(decided, holder.described->decided_step);
@@ -98,6 +99,7 @@ void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effect
                                WorkersOf(status.placements).size(),
                                " workers that hold it, since the journal did not know it");
   if (unreadable_.count(id) > 0) {
+    // The rows that cannot be read go first, because the records below have the same keys.
     replaced_.insert(id);
     Put(JobGoneRecord{id}, effects);
   }

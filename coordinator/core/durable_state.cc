@@ -72,6 +72,7 @@ void DurableState::Apply(const StateRecord& record) {
 DurableState::Undo DurableState::UndoOfJob(const JobId& id) const {
   const auto job = jobs_.find(id);
   if (job == jobs_.end()) return [id](DurableState* state) { state->jobs_.erase(id); };
+  // Cheap, because copies of a job share its spec and its save log.
   return [id, before = job->second](DurableState* state) { state->jobs_[id] = before; };
 }
 

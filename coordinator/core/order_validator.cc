@@ -80,6 +80,7 @@ OrderVerdict OrderValidator::Latched(absl::FunctionRef<OrderVerdict()> judge) {
 
 OrderVerdict OrderValidator::DoAnnounce(Rank rank, const OrderPosition& position,
                                         const OrderEntry& entry) {
+  // A rank waits at one position at a time, so this replaces its last announcement.
   Withdraw(rank);
   const Recorded* recorded = RecordAt(position.sequence);
   const bool is_new = pending_.count(position) == 0;

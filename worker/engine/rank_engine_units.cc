@@ -39,12 +39,12 @@ absl::Status RankEngine::Unshard(int unit, bool full_precision) {
   options_.control->units[unit].state.store(static_cast<uint32_t>(UnitState::kUnsharded),
                                             std::memory_order_release);
   options_.control->units[unit].unsharded.fetch_add(1, std::memory_order_acq_rel);
+  // Wakes the trainer first, so that it computes while the next units are gathered.
   Bump(&options_.control->events);
   return GatherAhead();
 }
 
-// Nobody reads what the copy replaces: a window of an older step was closed before that rank's
-// vote.
+// Nobody reads what the copy replaces: a rank closes its windows of a step before it votes for it.
 absl::Status RankEngine::PublishFullPrecision(int unit) {
   // On every rank. What is in a slot does not stay.
   if (full_precision_at_[unit] == step_ && !slots_.HasSlot(unit)) return absl::OkStatus();
@@ -65,6 +65,8 @@ absl::Status RankEngine::GatherAhead() {
   for (const int unit : upcoming_) {
     UnitWords& words = options_.control->units[unit];
     if (words.gathered_for_step.load(std::memory_order_relaxed) == step_ + 1) continue;
+    // Ends here instead of skipping the unit: gathers are collective and need one order on all
+    // ranks.
     if (!slots_.MayGatherAhead(unit)) break;
     RETURN_IF_ERROR(AwaitPeersAt(step_));
     RETURN_IF_ERROR(TakeSlot(unit));

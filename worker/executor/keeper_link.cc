@@ -57,6 +57,7 @@ absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, const OrderPlace&
   order->mutable_entry()->set_count(entry.count_elements);
   absl::MutexLock lock(&mu_);
   order->set_epoch(epoch_.value());
+  // First, so that the coordinator hears of finished steps before it hears of a later one.
   SendReportsLocked();
   Send(event);
   const auto released = [this, &place]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
