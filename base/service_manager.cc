@@ -33,7 +33,7 @@ std::string Take(const char* name) {
 }
 
 absl::Status Refusal(const char* name, const std::string& value, absl::string_view want) {
-  return absl::InvalidArgumentError(absl::StrCat("$", name, " '", value, "': is no ", want));
+  return absl::InvalidArgumentError(absl::StrCat("$", name, " '", value, "': is not a ", want));
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<ServiceManager>> ServiceManager::FromEnvironment(
   const std::string patience = Take(kPatience), of = Take(kOf);
   if (!address.empty() && (address.size() < 2 || address.size() >= sizeof(sockaddr_un::sun_path) ||
                            (address[0] != '/' && address[0] != '@'))) {
-    return Refusal(kSocket, address, "path of a socket, and no abstract name");
+    return Refusal(kSocket, address, "path of a socket; abstract names are not supported");
   }
   if (!address.empty() && address[0] == '@') address[0] = '\0';
   int64_t microseconds = 0;

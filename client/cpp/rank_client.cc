@@ -216,7 +216,7 @@ absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {
       memory_.control.size_bytes() < static_cast<int64_t>(sizeof(ControlPage)) ||
       page()->version != kControlPageVersion) {
     return absl::FailedPreconditionError(
-        "the worker is of another version: its memory has another form");
+        "the worker has another version: its memory has another layout");
   }
   absl::StatusOr<std::unique_ptr<RankDevice>> device =
       options_.make_device({page()->device, page()->device_uuid});

@@ -124,7 +124,7 @@ absl::Status AccessRules::Check(const std::string& identity, Right right, absl::
   return absl::PermissionDeniedError(absl::StrCat(
       "'", identity, "' may not ", right == Right::kRead ? "read" : "change", " job '", job,
       "': its owner is ", owner.empty() ? "not known" : absl::StrCat("'", owner, "'"), ", and '",
-      identity, "' is no operator", right == Right::kRead ? " or reader" : ""));
+      identity, "' is not an operator", right == Right::kRead ? " or reader" : ""));
 }
 
 absl::Status AccessRules::CheckIsWorker(const std::string& identity) const {

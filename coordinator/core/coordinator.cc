@@ -149,8 +149,8 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
   RETURN_IF_ERROR(CheckKnown(event.job));
   if (take_over_until_.has_value()) {
     return absl::UnavailableError(
-        "the journal is new, or an older one: first the coordinator takes over what the workers of "
-        "its cluster hold");
+        "the journal is new, or an older copy: the coordinator first takes over what the workers "
+        "of its cluster hold");
   }
   if (replay != nullptr) {
     return absl::NotFoundError(absl::StrCat("job '", event.job.value(),
@@ -206,7 +206,7 @@ absl::Status Coordinator::DeleteJob(const DeleteJobEvent& event, absl::Time now,
 
 std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
   if (IsBehind(id, job)) {
-    return absl::StrCat("the journal is of an older epoch of it than its workers: ",
+    return absl::StrCat("the journal has an older epoch of it than its workers: ",
                         Orphans::DescribeHolders(*orphans_.Find({id, job.creation})));
   }
   if (job.status.state == JobState::kWaiting) {

@@ -219,7 +219,7 @@ void Coordinator::GiveUp(const JobId& id, const std::string& reason, absl::Time 
   next.state = *state;
   const std::string broken = state_.WhyPlacementBroken(next);
   next.reason = absl::StrCat(reason, broken.empty() ? "" : absl::StrCat(" (", broken, ")"),
-                             ": delete the job, and make it anew from its last saved model");
+                             ": delete the job, and create it again from its last saved model");
   for (const WorkerId& worker : WorkersOf(next.placements)) {
     effects->commands.push_back({worker, DropJob{id, job.creation}});
   }

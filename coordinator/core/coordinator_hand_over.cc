@@ -21,8 +21,9 @@ std::string What(const JobId& job) { return absl::StrCat("job '", job.value(), "
 absl::Status CheckSpeaker(const JobId& id, const Job& job, Creation creation, Epoch epoch,
                           Rank rank) {
   if (job.creation != creation) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        What(id), " was deleted and made anew: creation ", creation.value(), " is not current"));
+    return absl::FailedPreconditionError(absl::StrCat(What(id),
+                                                      " was deleted and created again: generation ",
+                                                      creation.value(), " is not current"));
   }
   if (job.status.state != JobState::kRunning || job.status.epoch != epoch) {
     return absl::AbortedError(absl::StrCat(What(id), ": epoch ", epoch.value(),
@@ -108,9 +109,9 @@ absl::Status Coordinator::CancelHandOver(const JobId& id, const std::string& rea
   if (!job->IsFrozen() || IsOver(job->status.state))
     return absl::FailedPreconditionError(absl::StrCat(What(id), " is not handed over"));
   if (job->hand_over->phase == HandOverPhase::kAccepted) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(What(id), ": job '", job->hand_over->taker.value(),
-                     "' takes it over already: as long as that exists, it alone goes on"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        What(id), ": job '", job->hand_over->taker.value(),
+        "' takes it over already: as long as that job exists, only that one can continue"));
   }
   HandOver ended = Moved(*job->hand_over, HandOverStep::kCancel);
   ended.reason = reason;
@@ -134,7 +135,7 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time now, Eff
   };
   if (job->creation != event.creation || !job->hand_over.has_value() ||
       job->hand_over->number != event.number) {
-    return refuse("this hand-over does not stand any more");
+    return refuse("this hand-over is no longer pending");
   }
   const HandOver& hand_over = *job->hand_over;
   if (hand_over.phase == HandOverPhase::kCancelled)
@@ -147,7 +148,7 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time now, Eff
   }
   if (hand_over.phase == HandOverPhase::kDone || (is_takers && !event.finish))
     return absl::OkStatus();
-  if (event.finish && !is_takers) return refuse("nobody has accepted it");
+  if (event.finish && !is_takers) return refuse("no job has accepted it");
   if (!hand_over.frozen)
     return absl::AbortedError(absl::StrCat(What(event.job), ": its epoch has not begun"));
   const Job* taker = state_.FindJob(event.taker);

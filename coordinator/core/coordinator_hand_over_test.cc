@@ -250,7 +250,7 @@ TEST_F(CoordinatorHandOverTest, TakerOwnsItOnceAllOfItsRanksAreReadyInOneEpoch) 
   Begin(kNew, 0);
   ASSERT_OK(Take(2, false));
   EXPECT_EQ(Phase(), HandOverPhase::kOffered) << "two of them were of the epoch before";
-  EXPECT_THAT(Take(0, true), StatusIs(kRefused, HasSubstr("nobody has accepted")));
+  EXPECT_THAT(Take(0, true), StatusIs(kRefused, HasSubstr("no job has accepted")));
   AcceptAll();
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(Cancel(), StatusIs(kRefused, HasSubstr("'new' takes it over already")));

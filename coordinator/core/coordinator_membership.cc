@@ -71,7 +71,7 @@ absl::Status Coordinator::CheckMayFollow(const WorkerId& worker) const {
   if (known.lost || away_.count(worker) > 0) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat(
       "worker '", worker.value(), "', incarnation ", known.incarnation.value(),
-      ", is connected; another one of its name is taken for its restart only once its connection "
+      ", is connected; another process of its name counts as its restart only once its connection "
       "has ended or it was silent for ",
       absl::FormatDuration(options_.worker_timeout)));
 }

@@ -153,7 +153,7 @@ absl::Status Coordinator::CheckKnown(const JobId& id) const {
   if (!orphan.has_value()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(
       "job '", id.value(), "': ", orphan->status.reason,
-      ": wait for it to go on, or delete it, and what its workers hold of it with it"));
+      ": wait until it continues, or delete it together with what its workers hold of it"));
 }
 
 void Coordinator::RememberDeleted(const JobId& job, Creation creation, Effects* effects) {

@@ -137,7 +137,7 @@ TEST_F(CoordinatorOrphansTest, IsKeptAndShownUntilAllItsWorkersHaveDescribedIt) 
   EXPECT_EQ(Job().status.state, JobState::kOrphaned);
   EXPECT_EQ(Job().committed_step, Step(12));
   EXPECT_THAT(Job().status.reason, HasSubstr("worker 'a' holds it, and the journal does not know "
-                                             "it; it goes on once worker 'b' is here too"));
+                                             "it; it continues once worker 'b' is here too"));
   EXPECT_EQ(core_.ListJobs().size(), 1);
   ASSERT_OK(Beat("a", 5));
   EXPECT_EQ(Count<DescribeJob>(), 0) << "once is enough";
@@ -296,7 +296,7 @@ TEST_F(CoordinatorOrphansTest, JournalOfAnOlderEpochTakesOverTheLaterOne) {
   ASSERT_EQ(made.status.epoch, Epoch(1));
   ASSERT_OK(Beat("a", 8, made.creation));
   EXPECT_EQ(Count<DropJob>(), 0);
-  EXPECT_THAT(Job().status.reason, HasSubstr("the journal is of an older epoch"));
+  EXPECT_THAT(Job().status.reason, HasSubstr("the journal has an older epoch"));
   ASSERT_OK(Describe("a", 8, 40, made.creation));
   // Nothing changes until it knows what the others hold.
   ASSERT_OK(Run([&](Effects* e) {

@@ -22,7 +22,7 @@ absl::Status NoSuchJob(const JobId& job) {
 
 absl::Status NoSuchSave(const JobId& job, int64_t number) {
   return absl::NotFoundError(
-      absl::StrCat("job '", job.value(), "' has no save ", number, ", or it is too long ago"));
+      absl::StrCat("job '", job.value(), "' has no save ", number, ", or it is no longer kept"));
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ std::string Coordinator::WhySaveWaits(const JobId& id, const Job& job, const Sav
   std::vector<int32_t> alone;
   for (int32_t rank = 0; rank < job.spec->config.world_size; ++rank) {
     if (runtime == nullptr || runtime->ranks.count(rank) == 0)
-      return absl::StrCat("word of rank ", rank, " in epoch ", job.status.epoch.value());
+      return absl::StrCat("a report of rank ", rank, " in epoch ", job.status.epoch.value());
     if (!runtime->ranks.at(rank).attached) alone.push_back(rank);
   }
   if (alone.empty()) return "the next step";
@@ -242,7 +242,7 @@ void Coordinator::EndSaveTry(const JobId& id, const std::string& reason, absl::T
   save.last_failure = reason;
   if (save.cancelled) {
     return EndSave(id, std::move(save),
-                   absl::CancelledError("it was cancelled, and a process died in it"), now,
+                   absl::CancelledError("it was cancelled, and a process died during it"), now,
                    effects);
   }
   if (save.tries >= kMaxSaveTries) {

@@ -297,7 +297,7 @@ TEST_F(CoordinatorSavesTest, EndThatCannotBeJournalledIsNotedByALaterTick) {
 TEST_F(CoordinatorSavesTest, TooManyThatWaitAreRefused) {
   for (int i = 0; i < SaveLog::kMaxPending; ++i) ASSERT_OK(Request(absl::StrCat("r", i), "/a"));
   EXPECT_THAT(Request("one more", "/a"), StatusIs(absl::StatusCode::kResourceExhausted,
-                                                  HasSubstr("waits for word of rank 0")));
+                                                  HasSubstr("waits for a report of rank 0")));
 }
 
 TEST_F(CoordinatorSavesTest, NewestAreKeptAndTheRestForgotten) {

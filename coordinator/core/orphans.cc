@@ -112,7 +112,7 @@ std::string Orphans::DescribeHolders(const Holders& holders) {
       workers.size() == 1 ? " holds it, " : " hold it, ", "and the journal does not know it",
       missing.empty()
           ? ""
-          : absl::StrCat("; it goes on once ", missing.size() == 1 ? "worker " : "workers ",
+          : absl::StrCat("; it continues once ", missing.size() == 1 ? "worker " : "workers ",
                          Quoted(missing), missing.size() == 1 ? " is" : " are", " here too"));
 }
 

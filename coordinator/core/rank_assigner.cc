@@ -83,7 +83,8 @@ std::string DescribeMemoryShortage(const MemberRegistry& members, const Placemen
                     worker.value(), "' has ", BytesText(FreeBytes(worker, member, request)),
                     " free of ", BytesText(member.memory_bytes));
   }
-  if (found > kMaxNamed) absl::StrAppend(&text, "; so do ", found - kMaxNamed, " more workers");
+  if (found > kMaxNamed)
+    absl::StrAppend(&text, "; memory is also short on ", found - kMaxNamed, " more workers");
   return text;
 }
 

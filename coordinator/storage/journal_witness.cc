@@ -42,8 +42,8 @@ absl::StatusOr<JournalWitness> JournalWitness::Open(const std::string& path) {
       line != Line(witness.number_)) {
     return absl::DataLossError(absl::StrCat(
         "'", path,
-        "', which says how many changes the journal beside it has, is damaged: if that "
-        "journal is known to be whole, remove this file"));
+        "', which records how many changes the journal next to it has, is damaged: if that "
+        "journal is known to be complete, remove this file"));
   }
   return witness;
 }

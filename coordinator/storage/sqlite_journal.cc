@@ -69,11 +69,10 @@ void SetAside(const std::string& path, int64_t size_bytes) {
   struct stat info = {};
   if (!fd.valid() || fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return;
   if (fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, size_bytes) != 0 && errno == ENOSPC) {
-    TESSERA_LOG(
-        WARNING,
-        "no room on the disk to set {} bytes aside for '{}': while it is full, nothing that "
-        "has to be journalled can happen",
-        size_bytes, path);
+    TESSERA_LOG(WARNING,
+                "no room on the disk to reserve {} bytes for '{}': while it is full, nothing that "
+                "needs the journal can happen",
+                size_bytes, path);
   }
 }
 
@@ -157,10 +156,9 @@ absl::Status SqliteJournal::Initialize(const Options& options) {
   ASSIGN_OR_RETURN(witness_, JournalWitness::Open(path_ + kWitnessSuffix));
   if (!is_there && witness_.number() > 0) {
     return absl::DataLossError(
-        absl::StrCat("journal '", path_, "': it is empty, and '", path_, kWitnessSuffix,
-                     "' has seen ", witness_.number(),
-                     " changes of it: find the journal, or, to begin a new one, remove that "
-                     "file"));
+        absl::StrCat("journal '", path_, "': it is empty, but '", path_, kWitnessSuffix,
+                     "' has recorded ", witness_.number(),
+                     " changes of it: find the journal, or remove that file to begin a new one"));
   }
   // An existing journal is not written to here, so that a full disk does not prevent reading it.
   if (!is_there) RETURN_IF_ERROR(CreateTables());
@@ -206,9 +204,9 @@ absl::Status SqliteJournal::ReadHead() {
   if (witness_.number() <= number_) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       "journal '", path_, "' has ", number_, " changes, and ", witness_.number(),
-      " were acknowledged: the last ones are missing, since '", path_,
-      "-wal' is damaged, cut or gone, or this is an older copy. To go on with it, and take over "
-      "from the workers what it lacks, remove '",
+      " were acknowledged: the last ones are missing, because '", path_,
+      "-wal' is damaged, truncated or missing, or this is an older copy. To continue with it, and "
+      "take over from the workers what it lacks, remove '",
       path_, kWitnessSuffix, "'"));
 }
 

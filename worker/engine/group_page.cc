@@ -197,7 +197,7 @@ void SaveHostProgress(const GroupPage& group, const UpdateCounts& counts, int64_
 absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step) {
   if (words[kStepWord] == static_cast<uint64_t>(step)) return absl::OkStatus();
   return absl::DataLossError(
-      absl::StrCat("the values that came are of step ", words[kStepWord], ", not ", step));
+      absl::StrCat("the received values are of step ", words[kStepWord], ", not ", step));
 }
 
 bool IsInitialized(absl::Span<const uint64_t> words) { return words[kInitializedWord] != 0; }

@@ -88,7 +88,7 @@ absl::Status RankEngine::AwaitHold() {
                    SteadyNow() + patience);
   if (!begin.ok()) return Interruption();
   if (*begin == WriteBegin::kBrokeHold) {
-    TESSERA_LOG(WARNING, "rank {}: who copied step {} took longer than {}: its copy is void",
+    TESSERA_LOG(WARNING, "rank {}: a reader of step {} took longer than {}: its copy is void",
                 options_.rank.value(), step_ - 1, absl::FormatDuration(patience));
   }
   return absl::OkStatus();

@@ -111,8 +111,8 @@ absl::Status RankEngine::TakeSlot(int unit) {
       [this] { return interrupt_.load(std::memory_order_acquire) != 0; });
   // The trainer that read it is gone.
   if (absl::IsUnavailable(read)) return absl::OkStatus();
-  return Annotate(
-      read, absl::StrCat("unit '", UnitName(unit), "': what reads the unit before it in its slot"));
+  return Annotate(read, absl::StrCat("unit '", UnitName(unit),
+                                     "': the reader of the unit before it in its slot"));
 }
 
 absl::Status RankEngine::AwaitPeersAt(int64_t step) {
@@ -142,7 +142,7 @@ absl::Status RankEngine::Reshard(const Op& op) {
   RETURN_IF_ERROR(CheckUnit(unit));
   if (op.array != 0 && (options_.window_events == nullptr || !slots_.HasSlot(unit))) {
     return absl::InvalidArgumentError(
-        absl::StrCat("unit '", UnitName(unit), "': reshard behind an event, without a slot"));
+        absl::StrCat("unit '", UnitName(unit), "': reshard after an event, without a slot"));
   }
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kReshard, UnitName(unit)));

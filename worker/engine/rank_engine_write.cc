@@ -75,7 +75,7 @@ absl::StatusOr<const std::byte*> RankEngine::ShardToRead(const Op& op, bool grad
   const int unit = op.unit;
   if (options_.control->initialized.load() == 0 || (gradient && !reduced_[unit])) {
     return absl::FailedPreconditionError(
-        absl::StrCat("unit '", UnitName(unit), "': ", OpName(op.kind), " where there is none"));
+        absl::StrCat("unit '", UnitName(unit), "': ", OpName(op.kind), " without values"));
   }
   if (gradient) return ReducedGradient(unit);
   if (op.array > static_cast<uint32_t>(StateArray::kSecondMoment))

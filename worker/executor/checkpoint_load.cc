@@ -83,7 +83,7 @@ class CheckpointLoad {
     }
     if (!state_.first) return absl::OkStatus();
     return absl::FailedPreconditionError(
-        "a load of the optimizer only: the job has no values yet, which it would keep");
+        "a load of the optimizer only: the job has no values yet that it could keep");
   }
 
   absl::Status Open() {

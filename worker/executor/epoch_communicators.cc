@@ -93,7 +93,7 @@ void EpochCommunicators::FindDirectWay() {
   if (direct.ok()) {
     direct_ = *std::move(direct);
   } else {
-    TESSERA_LOG(WARNING, "what {} sends to other workers goes by the processor's memory: {}",
+    TESSERA_LOG(WARNING, "what {} sends to other workers goes through host memory: {}",
                 std::string(memory_->device->name()), direct.status().ToString());
   }
 }
@@ -120,17 +120,17 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
   std::vector<DirectPlace> places;
   for (const OfRank& rank : all) places.push_back(rank.place);
   if (const auto shared = RanksOfOneDevice(places); shared.has_value()) {
-    TESSERA_LOG(WARNING, "what ranks send each other goes by the processors' memory: {}",
+    TESSERA_LOG(WARNING, "ranks send each other data through host memory: {}",
                 DescribeShared(*shared, places));
     return Way::kByHost;
   }
   const auto least = std::min_element(
       all.begin(), all.end(), [](const OfRank& a, const OfRank& b) { return a.way < b.way; });
   if (least->way == Way::kDirectAndRegistered)
-    TESSERA_LOG(INFO, "what ranks send each other goes directly from GPU to GPU");
+    TESSERA_LOG(INFO, "ranks send each other data directly from GPU to GPU");
   if (least->way == Way::kDirect) {
     TESSERA_LOG(INFO,
-                "what ranks send each other goes directly from GPU to GPU, not registered: rank {} "
+                "ranks send each other data directly from GPU to GPU, not registered: rank {} "
                 "cannot{}",
                 least - all.begin(), registers.ok() ? "" : "; here: " + registers.ToString());
   }

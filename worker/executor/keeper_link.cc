@@ -79,7 +79,7 @@ absl::Status KeeperLink::NotReleased(const OrderEntry& entry, const OrderPlace& 
   return absl::DeadlineExceededError(absl::StrCat(
       "step ", place.step, ", position ", place.sequence, ": ", what,
       ": the coordinator did not answer within ", absl::FormatDuration(options_.release_timeout),
-      "; it is away, or another rank has not announced the same"));
+      "; it is unreachable, or another rank has not announced the same"));
 }
 
 void KeeperLink::ReportStep(Step step, uint64_t order_hash) {

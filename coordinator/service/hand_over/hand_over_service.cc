@@ -103,7 +103,7 @@ std::optional<absl::Status> LookAtTakeOver(const Coordinator& core, const TakeOv
       view->hand_over->phase == HandOverPhase::kCancelled ||
       view->status.state == JobState::kLost) {
     return absl::FailedPreconditionError(
-        absl::StrCat("job '", event.job.value(), "': its hand-over does not stand any more: ",
+        absl::StrCat("job '", event.job.value(), "': its hand-over is no longer pending: ",
                      view->hand_over.has_value() ? view->hand_over->reason : view->status.reason));
   }
   const HandOverPhase phase = view->hand_over->phase;

@@ -170,7 +170,7 @@ TEST_F(HandOverServiceTest, WorkerThatSendsWhatWasNotAskedForIsNamed) {
     while (reader->Read(&reply)) EXPECT_FALSE(reply.has_piece());
     EXPECT_THAT(FromGrpcStatus(reader->Finish()),
                 StatusIs(absl::StatusCode::kUnavailable,
-                         HasSubstr("worker 'a' sent what it was not asked for")));
+                         HasSubstr("worker 'a' sent data that was not requested")));
     AwaitRelayEnd();
   }
 }
@@ -201,7 +201,7 @@ TEST_F(HandOverServiceTest, CancellingItEndsReadingsAndTheJobRunsOn) {
   while (reader->Read(&reply)) {
   }
   EXPECT_THAT(FromGrpcStatus(reader->Finish()),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("does not stand")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is no longer pending")));
   AwaitRelayEnd();
   worker_->Await(Command::kPrepare);
   worker_->Prepared("gpt", 3, 0);

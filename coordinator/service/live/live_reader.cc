@@ -66,7 +66,7 @@ absl::StatusOr<JobView> LiveReader::ReadableJob() const {
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
   if (view.creation != creation_)
-    return absl::AbortedError(absl::StrCat(what, " was deleted and made anew meanwhile"));
+    return absl::AbortedError(absl::StrCat(what, " was deleted and created again meanwhile"));
   RETURN_IF_ERROR(CheckNotOver(job_, view.status));
   if (!view.status.bound) {
     return absl::FailedPreconditionError(
@@ -299,7 +299,7 @@ absl::Status LiveReader::ServeSlice(const LiveSlice& slice) {
     if (event.piece().offset_elements() != slice.sent_begin_elements + done || size_bytes == 0 ||
         size_bytes % element_bytes != 0 || size_bytes / element_bytes > slice.numel - done) {
       return absl::UnavailableError(
-          absl::StrCat("worker '", line->worker(), "' sent what it was not asked for"));
+          absl::StrCat("worker '", line->worker(), "' sent data that was not requested"));
     }
     done += size_bytes / element_bytes;
     v1::LiveStateReply reply;

@@ -87,8 +87,8 @@ TEST_F(LiveServiceTest, PartThatThereIsNotIsRefusedBeforeAnyWorkerIsAsked) {
   Start(6);
   v1::LiveStateQuery query = Query();
   query.set_rank(1);
-  EXPECT_THAT(Get(query).get().status,
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("SHARDED and LOCAL alone")));
+  EXPECT_THAT(Get(query).get().status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                                HasSubstr("only in the forms SHARDED and LOCAL")));
   query.set_form(v1::LIVE_STATE_FORM_SHARDED);
   for (const int rank : {-1, 2}) {
     query.set_rank(rank);
@@ -199,8 +199,9 @@ TEST_F(LiveServiceTest, WorkerThatEndsOrSendsOtherThingsWhileItServesIsNamed) {
     get = Get();
     OpenBoth();
     EXPECT_TRUE(ra_->Piece(offset, data));
-    EXPECT_THAT(get.get().status, StatusIs(absl::StatusCode::kUnavailable,
-                                           HasSubstr("worker 'a' sent what it was not asked for")));
+    EXPECT_THAT(get.get().status,
+                StatusIs(absl::StatusCode::kUnavailable,
+                         HasSubstr("worker 'a' sent data that was not requested")));
   }
 }
 

@@ -104,8 +104,8 @@ absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_creation) const {
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
   if (wanted_creation != 0 && view.creation.value() != wanted_creation) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        what, " is of creation ", view.creation.value(), ", not of ", wanted_creation));
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " has generation ", view.creation.value(), ", not ", wanted_creation));
   }
   RETURN_IF_ERROR(CheckNotOver(job_, view.status));
   if (!view.status.bound) {
@@ -187,7 +187,7 @@ absl::Status LiveWriter::ReadRequest(v1::PutRequest* request) {
   reading_since_ = absl::InfiniteFuture();
   if (read) return absl::OkStatus();
   if (client_.cancelled()) return absl::CancelledError("the client is gone; nothing was changed");
-  return absl::InvalidArgumentError("the client ended the put before its end; nothing was changed");
+  return absl::InvalidArgumentError("the client ended the put too early; nothing was changed");
 }
 
 absl::Status LiveWriter::TakeAll() {
@@ -230,7 +230,7 @@ absl::Status LiveWriter::TakeTensor(size_t index) {
     done += count;
   }
   if (tensor.same_as < 0 || hashes_[index] == hashes_[tensor.same_as]) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("it is one parameter with '",
+  return absl::InvalidArgumentError(absl::StrCat("it is tied to '",
                                                  plan_.tensors[tensor.same_as].name,
                                                  "', and has other values; nothing was changed"));
 }

@@ -99,7 +99,7 @@ class MapCall {
     }
     ASSIGN_OR_RETURN(const JobView view, MappableJob());
     if (IsSameMemory(view.status.placements, placements_)) return absl::OkStatus();
-    return absl::UnavailableError(absl::StrCat("job '", job_.value(), "' has begun anew"));
+    return absl::UnavailableError(absl::StrCat("job '", job_.value(), "' has begun again"));
   }
 
   // The job that was planned for, which has values.

@@ -34,7 +34,7 @@ absl::Status PutLine::Send(v1::PutCommand command, absl::Time deadline,
     if (cancelled()) return absl::CancelledError("the client is gone");
     const absl::Time now = SteadyNow();
     if (now >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("worker '", worker_, "' takes nothing"));
+      return absl::DeadlineExceededError(absl::StrCat("worker '", worker_, "' accepts no data"));
     }
     AwaitWithDeadline(&mu_, absl::Condition(&ready), std::min(deadline, now + kPoll));
   }
