@@ -84,7 +84,7 @@ void ServiceManager::Tell(absl::string_view message) const {
   const UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd.valid() || sendto(fd.get(), message.data(), message.size(), MSG_NOSIGNAL,
                             reinterpret_cast<const sockaddr*>(&to), size) < 0) {
-    TESSERA_LOG(WARNING, "the service manager is not told {}: {}", std::string(message),
+    TESSERA_LOG(WARNING, "cannot notify the service manager of {}: {}", std::string(message),
                 ErrnoStatus(errno, "its socket").ToString());
   }
 }

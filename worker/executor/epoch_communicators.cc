@@ -93,7 +93,7 @@ void EpochCommunicators::FindDirectWay() {
   if (direct.ok()) {
     direct_ = *std::move(direct);
   } else {
-    TESSERA_LOG(WARNING, "what {} sends to other workers goes through host memory: {}",
+    TESSERA_LOG(WARNING, "data from {} to other workers goes through host memory: {}",
                 std::string(memory_->device->name()), direct.status().ToString());
   }
 }

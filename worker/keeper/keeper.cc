@@ -86,7 +86,7 @@ void Keeper::TakeOver(JobVault::HeldJob held) {
     TESSERA_LOG(ERROR, "job {}: cannot be taken over: {}", job_id, job.status().ToString());
     return vault_->Drop(owner);
   }
-  TESSERA_LOG(INFO, "job {}: taken over from the daemon before", job_id);
+  TESSERA_LOG(INFO, "job {}: taken over from the previous daemon", job_id);
   absl::MutexLock lock(&mu_);
   std::shared_ptr<HostedJob>& kept = jobs_[job_id];
   const auto age = [](const HostedJob& held) {
