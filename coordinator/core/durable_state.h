@@ -25,7 +25,7 @@ struct Job {
   JobSpecPtr spec;
   int64_t spec_bytes = 0;  // SizeBytes(*spec).
   Creation creation;
-  std::string owner;  // Who created it; empty: unknown, so only operators own it.
+  std::string owner;  // Who created it; empty: unknown, so only operators may change it.
   // Secret: trainers of other users than their worker's attach with it. Empty: they cannot.
   std::string attach_key;
   JobStatus status;

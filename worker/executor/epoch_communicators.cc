@@ -12,7 +12,7 @@ namespace tessera {
 
 namespace {
 
-// As the streams of training are called whose work the row does.
+// The name of the training stream whose work the row does.
 absl::string_view StreamOf(Row row) { return row == Row::kGather ? "unshard" : "post-backward"; }
 
 }  // namespace
@@ -32,6 +32,7 @@ absl::Status EpochCommunicators::RenewKernels() {
 
 absl::Status EpochCommunicators::RenewKernelsOf(Row row,
                                                 std::unique_ptr<RankKernels>* kernels) const {
+  // Kernels whose work failed in an earlier epoch are not used again.
   if (*kernels != nullptr && (*kernels)->Finish().ok()) return absl::OkStatus();
   kernels->reset();
   RankDevice::KernelOptions options;
@@ -56,7 +57,7 @@ absl::Status EpochCommunicators::ExchangeWith(int rank, absl::Span<const PeerMes
 }
 
 void EpochCommunicators::Leave() {
-  files_between_hosts_ = nullptr;
+  files_between_hosts_ = nullptr;  // It points into files_.
   files_.reset();
   reduce_.reset();
   gather_.reset();
