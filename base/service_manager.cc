@@ -33,7 +33,7 @@ std::string Take(const char* name) {
 }
 
 absl::Status Refusal(const char* name, const std::string& value, absl::string_view want) {
-  return absl::InvalidArgumentError(absl::StrCat("$", name, " '", value, "': is no ", want));
+  return absl::InvalidArgumentError(absl::StrCat("$", name, " '", value, "': is not a ", want));
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<ServiceManager>> ServiceManager::FromEnvironment(
   const std::string patience = Take(kPatience), of = Take(kOf);
   if (!address.empty() && (address.size() < 2 || address.size() >= sizeof(sockaddr_un::sun_path) ||
                            (address[0] != '/' && address[0] != '@'))) {
-    return Refusal(kSocket, address, "path of a socket, and no abstract name");
+    return Refusal(kSocket, address, "path of a socket; abstract names are not supported");
   }
   if (!address.empty() && address[0] == '@') address[0] = '\0';
   int64_t microseconds = 0;
@@ -84,7 +84,7 @@ void ServiceManager::Tell(absl::string_view message) const {
   const UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd.valid() || sendto(fd.get(), message.data(), message.size(), MSG_NOSIGNAL,
                             reinterpret_cast<const sockaddr*>(&to), size) < 0) {
-    TESSERA_LOG(WARNING, "the service manager is not told {}: {}", std::string(message),
+    TESSERA_LOG(WARNING, "cannot notify the service manager of {}: {}", std::string(message),
                 ErrnoStatus(errno, "its socket").ToString());
   }
 }

@@ -121,9 +121,9 @@ TEST_F(ServiceManagerTest, WhatIsNotUnderstoodIsNamed) {
     EXPECT_THAT(ServiceManager::FromEnvironment(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(says)));
   };
-  refused("NOTIFY_SOCKET", "vsock:2:1", "$NOTIFY_SOCKET 'vsock:2:1': is no path");
+  refused("NOTIFY_SOCKET", "vsock:2:1", "$NOTIFY_SOCKET 'vsock:2:1': is not a path");
   refused("NOTIFY_SOCKET", "/" + std::string(200, 'x'), "$NOTIFY_SOCKET");
-  refused("WATCHDOG_USEC", "soon", "$WATCHDOG_USEC 'soon': is no number");
+  refused("WATCHDOG_USEC", "soon", "$WATCHDOG_USEC 'soon': is not a number");
   refused("WATCHDOG_USEC", "-1", "$WATCHDOG_USEC '-1'");
 }
 

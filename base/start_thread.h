@@ -21,7 +21,7 @@ absl::StatusOr<std::thread> StartThread(absl::string_view what, Body body) {
     return std::thread(std::move(body));
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("no thread can be made for ", what, ": ", error.what()));
+        absl::StrCat("cannot create a thread for ", what, ": ", error.what()));
   }
 }
 

@@ -64,7 +64,7 @@ absl::StatusOr<WholeFile> DecodeWhole(const nlohmann::json& json, const char* me
       !(*file)["metadata"].is_object())
     return Invalid(kWhole, absl::StrCat("has no such ", member));
   for (const auto& [key, value] : (*file)["metadata"].items()) {
-    if (!value.is_string()) return Invalid(kWhole, "has metadata that is no string");
+    if (!value.is_string()) return Invalid(kWhole, "has metadata that is not a string");
     whole.metadata[key] = value.get<std::string>();
   }
   for (const nlohmann::json& entry : (*file)["tensors"]) {
@@ -89,7 +89,7 @@ absl::StatusOr<PartSlice> DecodeSlice(const std::string& name, const StoredTenso
   if (absl::ConsumePrefix(&tensor, kOptimizerPrefix)) {
     slice.file = PartFile::kOptimizer;
   } else if (!absl::ConsumePrefix(&tensor, kModelPrefix)) {
-    return Invalid(name, "is of neither model nor optimizer");
+    return Invalid(name, "belongs neither to the model nor to the optimizer");
   }
   slice.tensor = std::string(tensor);
   slice.whole.dtype = stored.dtype;
@@ -97,7 +97,7 @@ absl::StatusOr<PartSlice> DecodeSlice(const std::string& name, const StoredTenso
   if (begin == json.end() || !begin->is_number_unsigned() ||
       begin->get<uint64_t>() > uint64_t{INT64_MAX} || shape == json.end() ||
       !ReadShape(*shape, &slice.whole.shape) || stored.shape.size() != 1)
-    return Invalid(name, "is no slice that begins somewhere in a shape");
+    return Invalid(name, "is not a slice with a beginning and a shape");
   slice.begin_elements = begin->get<int64_t>();
   slice.count = stored.shape[0];
   const absl::StatusOr<int64_t> numel = NumelOf(slice.whole);
@@ -141,12 +141,12 @@ absl::StatusOr<PartContents> DecodePart(const SafetensorsHeader& shard) {
   ASSIGN_OR_RETURN(const nlohmann::json slices, ParseMember(shard, kSlices));
   for (const auto& [name, json] : slices.items()) {
     const auto stored = shard.tensors.find(name);
-    if (stored == shard.tensors.end()) return Invalid(name, "has a place, but is not there");
-    if (!json.is_object()) return Invalid(name, "has no place");
+    if (stored == shard.tensors.end()) return Invalid(name, "has a placement, but no data");
+    if (!json.is_object()) return Invalid(name, "has no placement");
     ASSIGN_OR_RETURN(contents.slices[name], DecodeSlice(name, stored->second, json));
   }
   for (const auto& [name, stored] : shard.tensors) {
-    if (contents.slices.count(name) == 0) return Invalid(name, "has no place");
+    if (contents.slices.count(name) == 0) return Invalid(name, "has no placement");
   }
   if (shard.metadata.count(kWhole) == 0) return contents;
   ASSIGN_OR_RETURN(const nlohmann::json whole, ParseMember(shard, kWhole));

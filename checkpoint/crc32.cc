@@ -32,7 +32,7 @@ absl::StatusOr<uint32_t> ParseCrc32(absl::string_view text) {
                       });
   if (!digits || !absl::SimpleHexAtoi(text, &crc32)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("'", absl::Utf8SafeCEscape(text), "' is no checksum"));
+        absl::StrCat("'", absl::Utf8SafeCEscape(text), "' is not a checksum"));
   }
   return crc32;
 }

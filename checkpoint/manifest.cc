@@ -113,8 +113,8 @@ absl::Status DecodeFiles(const Json& json, Manifest* manifest) {
   for (const auto& [name, file] : files->items()) {
     const bool leaves = name.find('/') != std::string::npos || name.find('\0') != std::string::npos;
     if (name.empty() || name == "." || name == ".." || leaves || name == kManifestName) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("manifest: '", absl::Utf8SafeCEscape(name), "' is no file of the folder"));
+      return absl::InvalidArgumentError(absl::StrCat("manifest: '", absl::Utf8SafeCEscape(name),
+                                                     "' is not a file of the folder"));
     }
     if (!file.is_object()) return Refusal(name);
     absl::StatusOr<ManifestFile> decoded = DecodeFile(file);

@@ -80,7 +80,7 @@ TEST(ManifestTest, FilesOutsideOfTheFolderAreRefused) {
     Manifest manifest = Example();
     manifest.files[name] = {1, 2, {}};
     EXPECT_THAT(DecodeManifest(EncodeManifest(manifest)),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no file of the folder")))
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a file of the folder")))
         << name;
   }
 }

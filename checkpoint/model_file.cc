@@ -15,14 +15,14 @@ absl::Status ModelFile::Create(const std::string& path, const SafetensorsHeader&
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   if (path.empty() || path[0] != '/' || path.back() == '/') {
     return absl::InvalidArgumentError(
-        absl::StrCat("model file '", path, "' is no absolute file path"));
+        absl::StrCat("model file '", path, "' is not an absolute file path"));
   }
   RETURN_IF_ERROR(CheckSavePath(path));
   // Before all that is written.
   ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(path, Links::kSeen));
   if (there.has_value() && there->kind != EntryInfo::Kind::kFile) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path, " exists and is no regular file, so it is not replaced"));
+        absl::StrCat(path, " exists and is not a regular file, so it is not replaced"));
   }
   return storage->CreateFile(PartialPath(path), header.file_bytes, EncodeHeader(header));
 }

@@ -52,7 +52,7 @@ absl::StatusOr<ModelIndex> DecodeModelIndex(absl::string_view json) {
   for (const auto& [tensor, file] : weight_map->items()) {
     if (!file.is_string() || !StaysInFolder(file.get_ref<const std::string&>())) {
       return Invalid(absl::StrCat("tensor '", tensor, "' is in ", file.dump(-1, ' ', true),
-                                  ", which is no file of the index's folder"));
+                                  ", which is not a file of the index's folder"));
     }
     index.file_of[tensor] = file.get<std::string>();
   }

@@ -34,8 +34,9 @@ bool IsOfASave(const std::string& name) {
 absl::Status CheckIsOfSaves(const std::string& folder, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (IsOfASave(name)) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        folder, " holds '", name, "', which is of no checkpoint or model, so it is not removed"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, " holds '", name,
+                     "', which belongs to no checkpoint or model, so the folder is not removed"));
   }
   return absl::OkStatus();
 }
@@ -76,7 +77,7 @@ absl::StatusOr<std::optional<FolderIdentity>> HolderOf(Storage* storage, const s
   if (there->kind == EntryInfo::Kind::kFolder && IsOfKind(storage, path, kind))
     return there->identity;
   return absl::FailedPreconditionError(
-      absl::StrCat(path, " exists and is no ", NameOf(kind), ", so it is not replaced"));
+      absl::StrCat(path, " exists and is not a ", NameOf(kind), ", so it is not replaced"));
 }
 
 absl::Status Taken(const std::string& path, FolderKind kind) {
@@ -94,7 +95,7 @@ absl::Status RemoveFolder(const std::string& folder, Removal removal) {
   if (!there.has_value()) return absl::OkStatus();
   if (there->kind != EntryInfo::Kind::kFolder) {  // What a link leads to is somebody else's.
     return absl::FailedPreconditionError(
-        absl::StrCat(folder, " is in the way, and is not removed: it is no folder"));
+        absl::StrCat(folder, " is in the way, and is not removed, because it is not a folder"));
   }
   ASSIGN_OR_RETURN(std::vector<std::string> names, storage->List(folder));
   RETURN_IF_ERROR(CheckIsOfSaves(folder, names));
@@ -116,7 +117,7 @@ absl::Status BeginFolder(const std::string& path, FolderKind kind,
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   if (path.empty() || path[0] != '/' || path.back() == '/') {
     return absl::InvalidArgumentError(
-        absl::StrCat(NameOf(kind), " '", path, "' is no absolute path of a folder"));
+        absl::StrCat(NameOf(kind), " '", path, "' is not the absolute path of a folder"));
   }
   RETURN_IF_ERROR(CheckSavePath(path));
   RETURN_IF_ERROR(HolderOf(storage, path, kind).status());
@@ -136,7 +137,7 @@ absl::Status CheckStillMade(const std::string& path, const std::optional<FolderI
   ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(partial, Links::kSeen));
   if (made.has_value() && there.has_value() && there->identity == *made) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      partial, " is not the folder that this save made: another one writes to ", path));
+      partial, " is not the folder that this save created: another save writes to ", path));
 }
 
 absl::StatusOr<std::optional<FolderIdentity>> NameFolder(const std::string& path, FolderKind kind,

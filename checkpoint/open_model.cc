@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
 absl::StatusOr<std::unique_ptr<ModelSource>> OpenModel(const std::string& path) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   if (path.empty() || path[0] != '/')
-    return absl::InvalidArgumentError(absl::StrCat("model '", path, "' is no absolute path"));
+    return absl::InvalidArgumentError(absl::StrCat("model '", path, "' is not an absolute path"));
   ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(path));
   if (!there.has_value())
     return absl::NotFoundError(absl::StrCat("open ", path, ": No such file or directory"));

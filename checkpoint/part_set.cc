@@ -46,7 +46,8 @@ absl::StatusOr<FoundPart> ReadPart(const std::string& folder) {
   ASSIGN_OR_RETURN(part.manifest, ReadPartManifest(folder));
   for (const auto& [name, file] : part.manifest.files) {
     if (name == kPartFileName || name == TrainerFileName(part.manifest.part->rank)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(folder, ": '", name, "' is of no part"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder, ": '", name, "' does not belong to a part"));
   }
   ASSIGN_OR_RETURN(const CheckedFile shard,
                    CheckedFile::Open(folder, std::string(kPartFileName), part.manifest));
@@ -72,8 +73,8 @@ absl::Status CheckSameSave(const FoundPart& a, const FoundPart& b) {
   if (what.empty() && first.part->save_id != second.part->save_id) what = "save";
   if (what.empty() && NumbersOf(first) != NumbersOf(second)) what = "optimizer";
   if (what.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(a.folder, " and ", b.folder, " are not of one save: they differ in the ", what));
+  return absl::FailedPreconditionError(absl::StrCat(
+      a.folder, " and ", b.folder, " do not belong to one save: they differ in the ", what));
 }
 
 // Sorts them by rank, each once.
@@ -98,8 +99,8 @@ absl::Status CheckRanks(bool allow_missing_ranks, PartSet* set) {
   if (first.manifest.part->rank != 0 || !first.contents.whole.has_value())
     return absl::NotFoundError("the part of rank 0, which says what there is, is not given");
   if (first.manifest.world_size > kMaxRanks) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        first.folder, " is of ", first.manifest.world_size, " ranks, more than ", kMaxRanks));
+    return absl::InvalidArgumentError(absl::StrCat(first.folder, " has ", first.manifest.world_size,
+                                                   " ranks, more than ", kMaxRanks));
   }
   for (int rank = 0, at = 0; rank < first.manifest.world_size; ++rank) {
     if (at < set->parts.size() && set->parts[at].manifest.part->rank == rank) {

@@ -91,7 +91,7 @@ absl::Status CheckCoverage(const SafetensorsHeader& header) {
 
 absl::Status DecodeMetadata(const Json& entry, std::map<std::string, std::string>* metadata) {
   if (!entry.is_object())
-    return absl::InvalidArgumentError("safetensors: __metadata__ is no object");
+    return absl::InvalidArgumentError("safetensors: __metadata__ is not an object");
   for (const auto& [key, value] : entry.items()) {
     if (!value.is_string())
       return absl::InvalidArgumentError("safetensors: __metadata__ holds a non-string");
@@ -188,7 +188,7 @@ absl::StatusOr<SafetensorsHeader> DecodeHeader(absl::string_view prefix, int64_t
   }
   const absl::string_view text = prefix.substr(8, size);
   if (text.empty() || text[0] != '{')
-    return absl::InvalidArgumentError("safetensors: the header is no JSON object");
+    return absl::InvalidArgumentError("safetensors: the header is not a JSON object");
   const absl::StatusOr<Json> json = ParseStrictJsonObject(text);
   if (!json.ok()) return Annotate(json.status(), "safetensors: the header");
   SafetensorsHeader header;

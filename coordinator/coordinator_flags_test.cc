@@ -1,4 +1,4 @@
-// What the coordinator's program says of wrong flags, and that it serves nobody then.
+// What the coordinator's program reports about wrong flags, and that it then serves no client.
 #include <stdlib.h>
 
 #include <filesystem>
@@ -20,7 +20,7 @@ class CoordinatorFlagsTest : public ::testing::Test {
   void SetUp() override { ASSERT_NE(mkdtemp(folder_.data()), nullptr); }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  // What it writes before it ends by itself.
+  // What it writes before it ends on its own.
   std::string Refusal(const std::string& flag) {
     const auto started = CoordinatorProcess::Start(folder_, {flag});
     EXPECT_EQ(started.status().code(), absl::StatusCode::kFailedPrecondition) << "it runs";

@@ -1,5 +1,5 @@
-// The real binary, killed at every moment that matters: what was acknowledged is there afterwards,
-// once, and what was not is either there whole or not at all.
+// The real binary, killed at every critical moment: what was acknowledged is there afterwards,
+// once; what was not is there completely or not at all.
 #include <signal.h>
 #include <sqlite3.h>
 #include <unistd.h>
@@ -127,7 +127,7 @@ TEST_F(CoordinatorKillTest, KilledAfterTheJournalTheRetryGetsTheFirstReply) {
   EXPECT_EQ(Get("one")->epoch(), 1);
 }
 
-// A history of changes, killed at its n-th journal write for each n, before and after the write.
+// A history of changes, killed at its n-th journal write, for each n, before and after the write.
 TEST_F(CoordinatorKillTest, WhateverWriteItDiesAtNothingAcknowledgedIsLostOrDoubled) {
   struct Change {
     const char* name;
@@ -135,11 +135,11 @@ TEST_F(CoordinatorKillTest, WhateverWriteItDiesAtNothingAcknowledgedIsLostOrDoub
     std::function<bool()> is_there;
   };
   const std::vector<Change> history = {
-      // Shows in the epoch of "one", which needs a device to have one.
+      // Visible in the epoch of "one", which needs a device to have an epoch.
       {"register", [&] { return Register("a"); }, [] { return true; }},
       {"create one", [&] { return Create("r1", "one").status(); },
        [&] { return Get("one").ok() && Get("one")->epoch() == 1; }},
-      // Where "r3" deleted it already, "r3" knows; where it never was, "r3" finds nothing.
+      // If "r3" deleted it already, the retry succeeds; if it never existed, "r3" finds nothing.
       {"create two", [&] { return Create("r2", "two").status(); },
        [&] { return Get("two").ok() || Delete("r3", "two").ok(); }},
       {"delete two", [&] { return Delete("r3", "two"); }, [&] { return !Get("two").ok(); }},
@@ -164,7 +164,7 @@ TEST_F(CoordinatorKillTest, WhateverWriteItDiesAtNothingAcknowledgedIsLostOrDoub
         EXPECT_OK(history[i].make()) << history[i].name;
         EXPECT_TRUE(history[i].is_there()) << history[i].name;
       }
-      EXPECT_OK(Delete("r3", "two"));  // Its reply may have been lost: once more is no error.
+      EXPECT_OK(Delete("r3", "two"));  // The reply may have been lost: a repeat is not an error.
       EXPECT_EQ(Get("one")->epoch(), 1);
     }
   }

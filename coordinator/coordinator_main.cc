@@ -1,4 +1,4 @@
-// The coordinator's daemon: flags to options, and a clean end on SIGTERM or SIGINT.
+// The coordinator daemon: turns flags into options, and ends cleanly on SIGTERM or SIGINT.
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
@@ -45,13 +45,13 @@ struct Flags {
 void AddLimits(CLI::App* app, CoordinatorServer::Options* options) {
   constexpr int64_t kMaxBytes = int64_t{1} << 50;
   app->add_option("--max-calls", options->max_calls,
-                  "calls of clients at a time, and as many that wait; one client has up to half")
+                  "concurrent calls of clients, and as many that wait; one client has up to half")
       ->check(WholeNumber(2, 1 << 20))
       ->capture_default_str();
   options->max_memory_bytes = int64_t{512} << 20;
   app->add_option("--max-memory-bytes", options->max_memory_bytes,
-                  "of this process; above five eighths of it, the requests and replies that take "
-                  "longest are ended; 0: any")
+                  "limit for this process; above five eighths of it, the requests and replies that "
+                  "take longest are ended; 0: none")
       ->check(WholeNumber(0, kMaxBytes))
       ->capture_default_str();
   app->add_option("--max-jobs-of-owner", options->max_jobs_of_owner,
@@ -62,32 +62,34 @@ void AddLimits(CLI::App* app, CoordinatorServer::Options* options) {
                   "memory for the names and shapes of the models of such an owner's jobs")
       ->check(WholeNumber(1, kMaxBytes))
       ->capture_default_str();
-  app->add_option("--max-model-bytes", options->max_model_bytes, "the same, of all jobs together")
+  app->add_option("--max-model-bytes", options->max_model_bytes, "the same, for all jobs together")
       ->check(WholeNumber(1, kMaxBytes))
       ->capture_default_str();
 }
 
 void AddFlags(CLI::App* app, Flags* flags) {
-  app->add_option("--listen", flags->listen,
-                  "host:port, where port 0 is any, or unix:PATH for this machine's users, each of "
-                  "whom is known there; may be given once for each [127.0.0.1:7070]");
+  app->add_option(
+      "--listen", flags->listen,
+      "host:port, where port 0 means any, or unix:PATH, where each user of this node is "
+      "identified; may be given once for each kind [127.0.0.1:7070]");
   app->add_option("--grant", flags->server.grants,
                   "ROLE=IDENTITY: operator=uid:1000, reader=certificate:NAME, worker=uid:1000, "
-                  "worker:ID=certificate:NAME; may be given again");
-  app->add_option("--save-root", flags->server.save_roots,
-                  "folder below which clients may ask for checkpoints; may be given again; without "
-                  "any, only the coordinator's own user and root may ask, for any folder");
+                  "worker:ID=certificate:NAME; may be repeated");
+  app->add_option(
+      "--save-root", flags->server.save_roots,
+      "folder below which clients may request checkpoints; may be repeated; without it, "
+      "only the coordinator's own user and root may request them, in any folder");
   app->add_option("--journal", flags->server.journal_path,
-                  "file that has the coordinator's state; made if there is none");
+                  "file with the coordinator's state; created if missing");
   app->add_flag("--ephemeral", flags->ephemeral,
                 "no journal: the state ends with this process, and workers that hold jobs then "
                 "wait for a coordinator of their cluster");
   app->add_option("--cluster-id", flags->server.cluster_id,
-                  "takes over what the workers of this cluster hold, with a new journal: for one "
-                  "that was lost; workers' logs name their cluster");
+                  "with a new journal, after a loss: take over what the workers of this cluster "
+                  "hold; workers' logs name their cluster");
   app->add_flag("--older-journal", flags->server.older_journal,
-                "the journal may be an older copy, as the newest is lost: takes over what workers "
-                "hold of later changes. No other coordinator of the cluster may run");
+                "accept an older copy of the journal, if the newest is lost: take over later "
+                "changes from the workers. No other coordinator of the cluster may run");
   app->add_flag("--insecure-listen", flags->server.insecure_listen,
                 "permit an address that others can reach, without TLS");
   app->add_option("--tls-cert", flags->server.tls.certificate_path, "PEM file");
@@ -96,23 +98,24 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--worker-timeout", flags->worker_timeout,
                   "silence after which a worker's jobs wait")
       ->capture_default_str();
-  app->add_option("--heartbeat-interval", flags->heartbeat_interval, "what workers keep to")
+  app->add_option("--heartbeat-interval", flags->heartbeat_interval,
+                  "how often workers send heartbeats")
       ->capture_default_str();
   app->add_option("--prepare-timeout", flags->prepare_timeout,
-                  "time to prepare an epoch after which a worker has failed it")
+                  "time limit for a worker to prepare an epoch")
       ->capture_default_str();
   app->add_option(
          "--live-client-timeout", flags->live_client_timeout,
-         "how long a client may take to take a reply, or for a piece of a job's state that "
-         "it reads or sets")
+         "time limit for a client to take a reply, or a piece of a job's state that it reads or "
+         "sets")
       ->capture_default_str();
   app->add_option("--request-timeout", flags->request_timeout,
-                  "how long a client may take to send a request, or a stream's first message")
+                  "time limit for a client to send a request, or a stream's first message")
       ->capture_default_str();
   AddLimits(app, &flags->server);
   app->add_option("--log-level", flags->log_level, "debug, info, warning, error")
       ->capture_default_str();
-  app->add_option("--port-file", flags->port_file, "where to write the port once it is open");
+  app->add_option("--port-file", flags->port_file, "file to write the port to once it is open");
   app->add_option("--fault-points", flags->fault_points, "for tests: name=kill@1,name=fail@2");
 }
 
@@ -139,7 +142,7 @@ absl::Status TakeListenFlags(const std::vector<std::string>& listen,
   return absl::OkStatus();
 }
 
-// Refuses a path where no port file can be made, before anybody is served.
+// Refuses a path where no port file can be created, before any client is served.
 absl::Status CheckPortFile(const std::string& path) {
   if (path.empty()) return absl::OkStatus();
   const std::string what = absl::StrCat("--port-file '", path, "'");
@@ -153,7 +156,7 @@ absl::Status CheckPortFile(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Through a rename, so that who reads the file sees the whole number.
+// Through a rename, so that a reader of the file sees the whole number.
 absl::Status WritePortFile(const std::string& path, int port) {
   if (path.empty()) return absl::OkStatus();
   const std::string what = absl::StrCat("--port-file '", path, "'");
@@ -173,8 +176,8 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
   if (flags.server.journal_path.empty() != flags.ephemeral) {
     return absl::InvalidArgumentError(
         flags.ephemeral ? "--ephemeral and --journal: give one of them"
-                        : "--journal FILE is needed, so that a restart knows the jobs; --ephemeral "
-                          "does without, for tests");
+                        : "--journal FILE is needed, so that a restart knows the jobs; for tests, "
+                          "--ephemeral does without");
   }
   RETURN_IF_ERROR(TakeListenFlags(flags.listen, &flags.server));
   RETURN_IF_ERROR(ArmFaultPointsFromFlag(flags.fault_points));
@@ -205,13 +208,14 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
 }  // namespace tessera::coordinator
 
 int main(int argc, char** argv) {
-  // What was freed goes back to the system: else each of many threads may keep some of what long
+  // Return freed memory to the system. Otherwise each of many threads may keep some of what long
   // requests and replies took.
   mallopt(M_ARENA_MAX, 2);
   mallopt(M_MMAP_THRESHOLD, 256 << 10);
   mallopt(M_TRIM_THRESHOLD, 4 << 20);
-  CLI::App app("Who is what rank, the order, the commits: Tessera's coordinator.",
-               "tessera-coordinator");
+  CLI::App app(
+      "Tessera's coordinator: places jobs, checks their execution order, commits their steps.",
+      "tessera-coordinator");
   app.set_version_flag("--version", absl::StrCat("tessera-coordinator ", tessera::kVersion));
   tessera::coordinator::Flags flags;
   tessera::coordinator::AddFlags(&app, &flags);

@@ -15,10 +15,10 @@ namespace tessera::coordinator {
 
 class CoordinatorProcess {
  public:
-  // Starts it on any port of 127.0.0.1 with `flags` added (or in their place) and waits until it
-  // listens. `folder` must exist; the port file and the log lie there.
+  // Starts it on any port of 127.0.0.1 and waits until it listens. `flags` are added to the default
+  // flags or replace them. `folder` must exist; the port file and the log are written there.
   //
-  // Errors: FailedPrecondition  it ended instead; the message is what it wrote to stderr
+  // Errors: FailedPrecondition  it ended; the message is what it wrote to stderr
   //         DeadlineExceeded    it does not listen after 20 s
   static absl::StatusOr<std::unique_ptr<CoordinatorProcess>> Start(
       const std::string& folder, const std::vector<std::string>& flags);
@@ -28,8 +28,8 @@ class CoordinatorProcess {
   pid_t pid() const { return pid_; }
   std::string address() const;
   void Signal(int signal);
-  // Waits for its end: its exit code, or minus the signal that ended it. One that has not ended
-  // after 20 s is killed.
+  // Waits until it ends. Returns its exit code, or minus the signal that ended it. After 20 s it
+  // kills the process and returns kDidNotEnd.
   static constexpr int kDidNotEnd = 1000;
   int Wait();
 

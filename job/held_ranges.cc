@@ -34,7 +34,7 @@ absl::StatusOr<LiveTensor> ParameterNumbers::TensorOf(int64_t job_parameter, Liv
                                                       OptimizerKind optimizer) const {
   if (job_parameter < 0 || job_parameter >= size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("parameter ", job_parameter, " of ", size(), ": there is none"));
+        absl::StrCat("parameter ", job_parameter, " does not exist; there are ", size()));
   }
   const Place& place = places_[job_parameter];
   if (array != LiveArray::kParameter && !place.has_moments) {

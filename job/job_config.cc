@@ -69,7 +69,7 @@ absl::Status ValidateResharding(const JobConfig& config, const ModelSpec& model)
   if (group == 0) return absl::OkStatus();
   if (group <= 1 || group >= config.world_size || config.world_size % group != 0) {
     return absl::InvalidArgumentError(absl::StrCat("config: reshard_group_size ", group,
-                                                   " is no divisor of world_size ",
+                                                   " does not divide world_size ",
                                                    config.world_size, " between the two"));
   }
   for (const UnitSpec& unit : model.units) {

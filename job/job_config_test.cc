@@ -82,7 +82,7 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   config.world_size = 4;
   for (const int group : {-2, 1, 3, 4}) {
     config.reshard_group_size = group;
-    expect(config, absl::StrCat("reshard_group_size ", group, " is no divisor of world_size 4"));
+    expect(config, absl::StrCat("reshard_group_size ", group, " does not divide world_size 4"));
   }
   config.reshard_group_size = 2;
   EXPECT_OK(ValidateJobConfig(config, model));

@@ -90,7 +90,7 @@ absl::StatusOr<LivePartOf> PartOf(const v1::LiveStateQuery& query, const JobConf
   switch (query.form()) {
     case v1::LIVE_STATE_FORM_FULL:
       if (query.rank() == 0) return part;
-      return absl::InvalidArgumentError("a rank's part is of the forms SHARDED and LOCAL alone");
+      return absl::InvalidArgumentError("a rank's part exists only in the forms SHARDED and LOCAL");
     case v1::LIVE_STATE_FORM_SHARDED:
       part.form = LiveForm::kSharded;
       break;

@@ -53,7 +53,7 @@ absl::Status AddBuffers(const ModelLayout& layout, const std::vector<int>& buffe
   for (const int buffer : buffers) {
     if (buffer < next || buffer >= num_buffers) {
       return absl::InvalidArgumentError(absl::StrCat("buffer ", buffer, " of ", num_buffers,
-                                                     ": there is none, or it is out of order"));
+                                                     ": it does not exist, or is out of order"));
     }
     tensors->push_back({-1, -1, buffer, LiveArray::kBuffer});
     next = buffer + 1;
@@ -93,7 +93,7 @@ absl::StatusOr<std::vector<LiveTensor>> LiveTensors(const ModelLayout& layout,
   }
   if (wanted != job_parameters.end()) {
     return absl::InvalidArgumentError(absl::StrCat("parameter ", *wanted, " of ", job_parameter,
-                                                   ": there is none, or it is out of order"));
+                                                   ": it does not exist, or is out of order"));
   }
   RETURN_IF_ERROR(AddBuffers(layout, buffers, &tensors));
   return tensors;

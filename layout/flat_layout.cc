@@ -10,14 +10,14 @@ namespace {
 absl::Status ValidateAlignment(absl::string_view which, int64_t alignment_bytes, DType dtype) {
   if (alignment_bytes >= 0 && alignment_bytes % SizeBytes(dtype) == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(which, " alignment of ", alignment_bytes,
-                                                 " bytes is no multiple of the ", SizeBytes(dtype),
-                                                 " bytes of ", Name(dtype)));
+                                                 " bytes is not a multiple of the ",
+                                                 SizeBytes(dtype), " bytes of ", Name(dtype)));
 }
 
 absl::Status ValidateOptions(const LayoutOptions& options) {
   if (!IsFloatingPoint(options.alignment_dtype)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "alignment dtype ", Name(options.alignment_dtype), " is no floating-point type"));
+        "alignment dtype ", Name(options.alignment_dtype), " is not a floating-point type"));
   }
   RETURN_IF_ERROR(
       ValidateAlignment("parameter", options.parameter_alignment_bytes, options.alignment_dtype));

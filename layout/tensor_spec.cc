@@ -41,7 +41,7 @@ absl::Status ValidateAlias(const UnitSpec& unit, const TensorSpec& alias,
   if (it == primaries.end()) {
     return ParameterError(unit, alias,
                           absl::StrCat("shared with ", Quoted(alias.shared_with),
-                                       ", which is no earlier primary parameter of this unit"));
+                                       ", which is not an earlier primary parameter of this unit"));
   }
   const TensorSpec& primary = *it->second;
   if (alias.shape != primary.shape) {

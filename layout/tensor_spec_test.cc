@@ -90,7 +90,7 @@ const InvalidModel kInvalidModels[] = {
     {"MixedDTypes", [](ModelSpec* m) { m->units[1].parameters[1].dtype = DType::kBf16; },
      "unit \"block\", parameter \"b\": dtype bf16 differs from fp32"},
     {"UnknownPrimary", [](ModelSpec* m) { m->units[1].parameters[1].shared_with = "embed"; },
-     "parameter \"b\": shared with \"embed\", which is no earlier primary"},
+     "parameter \"b\": shared with \"embed\", which is not an earlier primary"},
     {"SharedWithItself", [](ModelSpec* m) { m->units[1].parameters[1].shared_with = "b"; },
      "shared with \"b\""},
     {"SharedWithAnAlias",

@@ -74,7 +74,7 @@ absl::StatusOr<std::string> ReadAccessToken(const std::string& path) {
   struct stat info;
   if (fstat(file.get(), &info) != 0) return ErrnoStatus(errno, Describe(path));
   if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(Describe(path), ": is no regular file"));
+    return absl::InvalidArgumentError(absl::StrCat(Describe(path), ": is not a regular file"));
   }
   if ((info.st_mode & 077) != 0 || info.st_uid != geteuid()) {
     return absl::PermissionDeniedError(

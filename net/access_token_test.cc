@@ -82,7 +82,7 @@ TEST_F(AccessTokenTest, OtherContentsAreRefused) {
   }
   EXPECT_EQ(ReadAccessToken(Write(std::string(64, 'a') + "\n")).value_or(""), std::string(64, 'a'));
   EXPECT_THAT(ReadAccessToken(folder_),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no regular file")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a regular file")));
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ absl::StatusOr<std::string> CallerIdentities::Of(const grpc::ServerContextBase& 
     if (!name.empty() && name.size() <= kMaxNameBytes && PrintableUtf8(name) == name)
       return absl::StrCat("certificate:", name);
     return absl::UnauthenticatedError(
-        "the client's certificate has no common name of printable text by which it could be known");
+        "the client's certificate has no printable common name that identifies it");
   }
   if (HasToken(context)) return OwnIdentity();
   return absl::UnauthenticatedError(absl::StrCat(

@@ -38,7 +38,7 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, what);
   if (S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(what, ": is a folder"));
   if (!S_ISREG(info.st_mode))
-    return absl::InvalidArgumentError(absl::StrCat(what, ": is no regular file"));
+    return absl::InvalidArgumentError(absl::StrCat(what, ": is not a regular file"));
   std::string text(kMaxPemBytes + 1, '\0');
   int64_t size_bytes = 0;
   while (size_bytes <= kMaxPemBytes) {

@@ -103,8 +103,8 @@ TEST_F(CredentialsTest, FileThatNeverEndsOrIsNoneIsRefusedAtOnce) {
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   std::ofstream(large) << std::string((1 << 20) + 1, '-');
   const std::pair<std::string, const char*> kCases[] = {
-      {"/dev/zero", "is no regular file"},
-      {pipe, "is no regular file"},
+      {"/dev/zero", "is not a regular file"},
+      {pipe, "is not a regular file"},
       {large, "has more than 1048576 bytes"},
   };
   for (const auto& [path, why] : kCases) {

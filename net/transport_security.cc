@@ -11,12 +11,12 @@ absl::Status Refuse(Side side, absl::string_view address) {
   if (side == Side::kListen) {
     return absl::FailedPreconditionError(
         absl::StrCat("listen address '", address,
-                     "' can be reached from other machines: give TLS certificate, key and CA, "
+                     "' can be reached from other nodes: give TLS certificate, key and CA, "
                      "or permit it with --insecure-listen"));
   }
   return absl::FailedPreconditionError(
       absl::StrCat("address '", address,
-                   "' is not of this machine: give TLS certificate, key and CA, or permit an "
+                   "' is not on this node: give TLS certificate, key and CA, or permit an "
                    "unprotected connection with --insecure-connect"));
 }
 

@@ -43,7 +43,7 @@ struct Flags {
 std::string IsGpu(const std::string& text) {
   const absl::StatusOr<DeviceName> name = ParseDeviceName(text);
   if (!name.ok()) return std::string(name.status().message());
-  return name->is_host() ? "-1 is no GPU" : "";
+  return name->is_host() ? "-1 is not a GPU" : "";
 }
 
 void AddCoordinatorFlags(CLI::App* app, WorkerServer::Options* options) {
@@ -51,9 +51,10 @@ void AddCoordinatorFlags(CLI::App* app, WorkerServer::Options* options) {
       ->required();
   app->add_option("--tls-cert", options->tls.certificate_path, "PEM file of this worker");
   app->add_option("--tls-key", options->tls.key_path, "PEM file of this worker");
-  app->add_option("--tls-ca", options->tls.ca_path, "PEM file that signed the coordinator's");
+  app->add_option("--tls-ca", options->tls.ca_path,
+                  "PEM file of the CA that signed the coordinator's certificate");
   app->add_flag("--insecure-connect", options->insecure_connect,
-                "permit a coordinator of another machine, without TLS");
+                "permit a coordinator on another node without TLS");
   app->add_option("--worker-id", options->worker_id, "name of this worker, unique in the cluster")
       ->required();
 }
@@ -62,28 +63,28 @@ void AddServerFlags(CLI::App* app, WorkerServer::Options* options) {
   app->add_option("--devices", options->num_devices, "ranks that this node can hold")
       ->default_val(1)
       ->check(WholeNumber(1, kMaxDevices));
-  app->add_option("--data-host", options->data_host,
-                  "IP address by which ranks of other workers reach this one's; without it no job "
-                  "that needs several workers comes here");
+  app->add_option(
+      "--data-host", options->data_host,
+      "IP address at which ranks of other workers reach this worker's; without it, no job "
+      "that needs several workers is placed here");
   app->add_flag("--insecure-data", options->insecure_data,
-                "permit a --data-host that other machines reach: ranks' data is not encrypted");
+                "permit a --data-host that other nodes reach: ranks' data is not encrypted");
   app->add_option("--socket-dir", options->socket_dir, "folder of the sockets for trainers")
       ->required();
   app->add_option("--spool-folder", options->spool_folder,
-                  "folder on a disk, for what clients read of jobs' states, or set")
+                  "folder on a disk for the state that clients read or set")
       ->capture_default_str();
-  app->add_option(
-      "--state-listen", options->state_listen_address,
-      "host:port where clients of other machines fetch jobs' states; without it they get "
-      "them through the coordinator");
+  app->add_option("--state-listen", options->state_listen_address,
+                  "host:port where clients on other nodes fetch jobs' states; without it they get "
+                  "them through the coordinator");
   app->add_flag("--insecure-state-listen", options->insecure_state_listen,
-                "permit a --state-listen that other machines reach, without TLS");
+                "permit a --state-listen that other nodes reach, without TLS");
   app->add_option("--executor-binary", options->executor_binary, "path of tessera-executor")
       ->required();
   app->add_option(
          "--memory-bytes", options->memory_bytes,
-         "of the processor's memory that jobs may have; a job that needs more waits. 0: nine "
-         "tenths of the machine's, or of its control group's")
+         "host memory that jobs may have; a job that needs more waits. 0: nine tenths of the "
+         "node's, or of its control group's")
       ->capture_default_str()
       ->check(WholeNumber(0, int64_t{1} << 60));
 }
@@ -91,19 +92,21 @@ void AddServerFlags(CLI::App* app, WorkerServer::Options* options) {
 void AddFlags(CLI::App* app, Flags* flags) {
   AddCoordinatorFlags(app, &flags->server);
   AddServerFlags(app, &flags->server);
-  app->add_option("--gpu", flags->gpu,
-                  "the GPU that has the ranks' parameters, gradients and shards: as CUDA numbers "
-                  "them, or by its UUID, as nvidia-smi -L shows it; without it the processor's "
-                  "memory has them. A worker for each GPU")
+  app->add_option(
+         "--gpu", flags->gpu,
+         "the GPU with the ranks' parameters, gradients and shards: its number in CUDA, or its "
+         "UUID, as shown by nvidia-smi -L; without it they are in host memory. Run one worker "
+         "per GPU")
       ->check(IsGpu);
-  app->add_option("--direct-write-bytes", flags->direct_write_bytes,
-                  "what files of checkpoints are given at once, to go past the page cache; 0: "
-                  "nothing does")
+  app->add_option(
+         "--direct-write-bytes", flags->direct_write_bytes,
+         "size from which a write to a checkpoint file bypasses the page cache; 0: no write "
+         "does")
       ->capture_default_str()
       ->check(WholeNumber(0, kMaxDirectFromBytes));
   app->add_option("--keep-memory", flags->keep_memory_for,
                   "how long the jobs' memory is kept while no daemon of this worker runs; the next "
-                  "one goes on with the jobs. 0: it ends with this one. Of a GPU none is kept")
+                  "one continues the jobs. 0: it ends with this one. A GPU's memory is not kept")
       ->capture_default_str();
   app->add_option("--log-level", flags->log_level, "debug, info, warning or error")
       ->default_val("info");
@@ -111,7 +114,7 @@ void AddFlags(CLI::App* app, Flags* flags) {
                   "for tests: armed in each executor");
   app->add_flag("--debuggable", flags->debuggable, kDebuggableHelp);
   app->add_option("--fault-points", flags->fault_points,
-                  "for tests: armed in this process, and in the one that holds the memory");
+                  "for tests: armed in this process, and in the vault");
 }
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> StartServer(Flags flags) {

@@ -134,7 +134,7 @@ absl::StatusOr<Places> DecodePlaces(const Ref& storage_data, const Contents& con
   Places places;
   for (size_t i = 0; i + 1 < storage_data.size(); i += 2) {
     const Ref index = storage_data.item(i);
-    if (!index.IsObject(kIndex)) return Bad("a place of what is no index");
+    if (!index.IsObject(kIndex)) return Bad("a place for something that is not an index");
     const auto fqn = FieldOfKind(index, "fqn", PickleKind::kString);
     if (!fqn.has_value() || fqn->text().size() > kMaxNameBytes)
       return Bad("an index without a name");
@@ -173,7 +173,7 @@ absl::StatusOr<ChunkedTensor> DecodeTensor(const std::string& name, const Ref& s
     const auto offsets = SizeOf(Field(chunk, "offsets")), sizes = SizeOf(Field(chunk, "sizes"));
     if (!offsets.has_value() || !sizes.has_value() || offsets->size() != shape->size() ||
         sizes->size() != shape->size()) {
-      return BadTensor(name, "a chunk that is no box of it");
+      return BadTensor(name, "a chunk whose offsets and sizes do not fit its shape");
     }
     Chunk& box = tensor.chunks.emplace_back();
     box.offsets = *offsets;
@@ -230,7 +230,7 @@ absl::Status CheckCoverage(const std::string& name, ChunkedTensor* tensor) {
 absl::Status GivePlaces(const Places& places, const std::string& name, ChunkedTensor* tensor) {
   for (Chunk& chunk : tensor->chunks) {
     const auto place = places.find({name, chunk.offsets});
-    if (place == places.end()) return BadTensor(name, "a chunk has no place");
+    if (place == places.end()) return BadTensor(name, "a chunk is in no file");
     chunk.file = place->second.file;
     chunk.item = place->second.item;
   }
@@ -242,7 +242,7 @@ absl::Status GivePlaces(const Places& places, Contents* contents) {
   for (auto& [name, object] : contents->objects) {
     const auto place = places.find({name, {}});
     if (place == places.end())
-      return Bad(absl::StrCat("object '", absl::Utf8SafeCEscape(name), "' has no place"));
+      return Bad(absl::StrCat("object '", absl::Utf8SafeCEscape(name), "' is in no file"));
     object = {place->second.file, place->second.item};
   }
   return absl::OkStatus();

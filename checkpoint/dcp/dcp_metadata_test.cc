@@ -110,8 +110,8 @@ TEST(DcpMetadataTest, BoxesThatDoNotCoverTheTensorOnceAreRefused) {
       {{4, 4}, {{{0, 0}, {5, 4}}}, "outside"},
       {{4, 4}, {{{2, 0}, {3, 4}}}, "outside"},
       {{4, 4}, {{{INT64_MAX, 0}, {4, 4}}}, "outside"},
-      {{4, 4}, {{{0}, {16}}}, "no box"},
-      {{4, 4}, {{{-1, 0}, {4, 4}}}, "no box"},
+      {{4, 4}, {{{0}, {16}}}, "do not fit its shape"},
+      {{4, 4}, {{{-1, 0}, {4, 4}}}, "do not fit its shape"},
       {{INT64_MAX, 4}, {{{0, 0}, {INT64_MAX, 4}}}, "overflows"},
       {Sizes(65, 1), {{Sizes(65, 0), Sizes(65, 1)}}, "no dtype, size"},
   };
@@ -133,8 +133,9 @@ TEST(DcpMetadataTest, PlacesThatAreNoneAreRefused) {
   };
   const std::string index = Index("w", {0});
   EXPECT_OK(decode(index, Place("sub/f", 0, 9)));
-  EXPECT_THAT(decode(Index("w", {1}), Place("f", 0, 9)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w': a chunk has no place")));
+  EXPECT_THAT(
+      decode(Index("w", {1}), Place("f", 0, 9)),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w': a chunk is in no file")));
   for (const std::string file : {"../f", "/etc/passwd", "", "a/../../f", "."}) {
     EXPECT_THAT(decode(index, Place(file, 0, 9)),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is not in the folder")));
@@ -176,7 +177,7 @@ TEST(DcpMetadataTest, ObjectWithoutAPlaceIsRefusedOnlyWhereObjectsAreAskedFor) {
     absl::StatusCode code;
     std::string message;
   } kCases[] = {
-      {{}, absl::StatusCode::kInvalidArgument, "object 'lr' has no place"},
+      {{}, absl::StatusCode::kInvalidArgument, "object 'lr' is in no file"},
       {{{ObjectIndex("lr"), Place("../f", 7, 9)}},
        absl::StatusCode::kInvalidArgument,
        "'../f' is not in the folder"},

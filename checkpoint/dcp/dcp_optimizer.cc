@@ -127,7 +127,7 @@ class Reader {
 
   absl::StatusOr<double> Scalar(const std::string& name, const TensorInfo& info) const {
     for (const int64_t size : info.shape) {
-      if (size != 1) return Bad(name, "is no number");
+      if (size != 1) return Bad(name, "is not a number");
     }
     if (info.dtype == StoredDType::kI64) return ReadStoredNumber<int64_t>(tensors_, name);
     if (info.dtype == StoredDType::kI32) return ReadStoredNumber<int32_t>(tensors_, name);
@@ -148,7 +148,7 @@ class Reader {
   absl::Status AddTensor(const std::string& name, const TensorInfo& info) {
     if (const auto rest = Behind(name, "state.")) {
       const auto split = SplitAtLastDot(*rest);
-      if (!split.has_value()) return Bad(name, "is no parameter's");
+      if (!split.has_value()) return Bad(name, "does not belong to a parameter");
       if (split->last == "step") {
         ASSIGN_OR_RETURN(const double step, Scalar(name, info));
         return SetStep(name, split->front, step);
@@ -167,7 +167,7 @@ class Reader {
       const auto split = SplitAtLastDot(*rest);
       const std::optional<double> number = NumberOf(value);
       if (!split.has_value() || split->last != "step" || !number.has_value())
-        return Bad(name, "is no tensor");
+        return Bad(name, "is not a tensor");
       return SetStep(name, split->front, *number);
     }
     const auto rest = Behind(name, "param_groups.");
@@ -180,15 +180,15 @@ class Reader {
   absl::Status AddNumbers(const std::string& name, absl::string_view rest,
                           std::vector<double> numbers) {
     const auto split = SplitAtLastDot(rest);
-    if (!split.has_value()) return Bad(name, "is no param group's");
+    if (!split.has_value()) return Bad(name, "does not belong to a param group");
     if (!numbers.empty()) numbers_[split->front][split->last] = std::move(numbers);
     return absl::OkStatus();
   }
 
   absl::Status AddMembers(const std::string& name, absl::string_view rest, const Ref& value) {
-    if (value.kind() != PickleKind::kList) return Bad(name, "is no list of parameters");
+    if (value.kind() != PickleKind::kList) return Bad(name, "is not a list of parameters");
     const auto split = SplitAtLastDot(rest);
-    if (!split.has_value()) return Bad(name, "is no param group's");
+    if (!split.has_value()) return Bad(name, "does not belong to a param group");
     for (size_t i = 0; i < value.size(); ++i) {
       const Ref member = value.item(i);
       std::string of_group;
@@ -197,7 +197,7 @@ class Reader {
       } else if (member.kind() == PickleKind::kString) {
         of_group = std::string(member.text());
       } else {
-        return Bad(name, "is no list of parameters");
+        return Bad(name, "is not a list of parameters");
       }
       if (!group_of_.emplace(of_group, split->front).second)
         return Bad(of_group, "is in two param groups");

@@ -76,7 +76,7 @@ class Machine {
         return Bad("too many values");
     }
     if (stack_.size() != 1 || !marks_.empty()) return Bad("it ends with more than one value");
-    if (at_ != bytes_.size()) return Bad("it goes on behind its end");
+    if (at_ != bytes_.size()) return Bad("it continues after its end");
     return absl::OkStatus();
   }
   uint32_t root() const { return stack_[0]; }
@@ -172,7 +172,7 @@ class Machine {
         RETURN_IF_ERROR(Need(2));
         const PickleValue &name = Top(0), &module = Top(1);
         if (name.kind != PickleKind::kString || module.kind != PickleKind::kString)
-          return Bad("a global that is no name");
+          return Bad("a global whose name is not a string");
         stack_.resize(stack_.size() - 2);
         return PushGlobal(module.text, name.text);
       }
@@ -180,7 +180,7 @@ class Machine {
       case kNewObj:
         RETURN_IF_ERROR(Need(2));
         if (Top(1).kind != PickleKind::kGlobal || Top(0).kind != PickleKind::kTuple)
-          return Bad("a call of what is no global");
+          return Bad("a call of something that is not a global");
         return Wrap(PickleKind::kObject, 2);
       case kBuild:
         return SetState();
@@ -279,7 +279,7 @@ class Machine {
   absl::Status Extend(PickleKind kind, size_t count) {
     RETURN_IF_ERROR(Need(count + 1));
     PickleValue& container = Top(count);
-    if (container.kind != kind) return Bad("items of what is no list or dict");
+    if (container.kind != kind) return Bad("items for something that is not a list or dict");
     container.items.insert(container.items.end(), stack_.end() - count, stack_.end());
     stack_.resize(stack_.size() - count);
     return absl::OkStatus();
@@ -289,7 +289,7 @@ class Machine {
     RETURN_IF_ERROR(Need(2));
     PickleValue& object = Top(1);
     if (object.kind != PickleKind::kObject || object.items.size() != 2)
-      return Bad("a state of what is no object, or has one");
+      return Bad("a state for something that is not an object, or that has one");
     object.items.push_back(stack_.back());
     stack_.pop_back();
     return absl::OkStatus();
@@ -307,7 +307,7 @@ class Machine {
   absl::Status Need(size_t count) const {
     const size_t floor = marks_.empty() ? 0 : marks_.back();
     if (stack_.size() >= floor && stack_.size() - floor >= count) return absl::OkStatus();
-    return Bad("it takes from the stack what is not there");
+    return Bad("it takes more from the stack than is there");
   }
   PickleValue& Top(size_t below) { return arena_[stack_[stack_.size() - 1 - below]]; }
 

@@ -83,11 +83,11 @@ TEST(PickleTest, OpcodesThatPlainDataDoesNotNeedAreRefused) {
       {Pickled(")}\x92"), "opcode 0x92"},                   // NEWOBJ_EX
       {Pickled("\x97"), "opcode 0x97"},                     // NEXT_BUFFER
       {Pickled(Int(1) + "Q"), "a persistent id"},           // BINPERSID
-      {Pickled(Str("x") + Tuple({}) + "R"), "what is no global"},
-      {Pickled(Global("torch", "Size") + Int(1) + "R"), "what is no global"},
-      {Pickled(Tuple({}) + Dict({}) + "b"), "what is no object"},
-      {Pickled(Object(Global("torch", "Size"), None()) + "Nb"), "or has one"},
-      {Pickled(Tuple({}) + Int(1) + "a"), "no list or dict"},
+      {Pickled(Str("x") + Tuple({}) + "R"), "something that is not a global"},
+      {Pickled(Global("torch", "Size") + Int(1) + "R"), "something that is not a global"},
+      {Pickled(Tuple({}) + Dict({}) + "b"), "something that is not an object"},
+      {Pickled(Object(Global("torch", "Size"), None()) + "Nb"), "or that has one"},
+      {Pickled(Tuple({}) + Int(1) + "a"), "not a list or dict"},
       {Pickled("}(" + Int(1) + "u"), "a key without a value"},
       {Pickled("\x8a\x09" + Word(0, 9)), "more than 64 bits"},
       {Pickled("h\x05"), "not remembered"},

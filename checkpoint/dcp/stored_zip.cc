@@ -153,7 +153,7 @@ class ZipReader {
     if (name != entry.name) return Bad("is not where the directory says", entry.name);
     if (data_bytes > directory_begin_bytes ||
         entry.size_bytes > directory_begin_bytes - data_bytes) {
-      return Bad("does not lie in front of the directory", entry.name);
+      return Bad("is not before the directory", entry.name);
     }
     return ByteRange{zip_.begin_bytes + static_cast<int64_t>(data_bytes),
                      static_cast<int64_t>(entry.size_bytes)};

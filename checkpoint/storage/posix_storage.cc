@@ -219,7 +219,7 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::OpenFile(const std::
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
   if (!S_ISREG(info.st_mode))
-    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
   return std::make_unique<PosixFile>(std::move(fd), path, info);
 }
 

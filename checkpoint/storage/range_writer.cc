@@ -20,7 +20,7 @@ absl::StatusOr<RangeWriter> RangeWriter::Open(std::string path, DirectWrites* di
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
   if (!S_ISREG(info.st_mode))
-    return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file"));
+    return absl::FailedPreconditionError(absl::StrCat(path, " is not a regular file"));
   return RangeWriter(std::move(fd), std::move(path), direct);
 }
 

@@ -47,7 +47,7 @@ constexpr size_t kMaxPathBytes = 4095, kMaxPathNameBytes = 255;
 absl::Status CheckText(absl::string_view path) {
   if (PrintableUtf8(path) != path) {
     return absl::InvalidArgumentError(
-        absl::StrCat("path '", Shown(path), "' is no printable UTF-8 text"));
+        absl::StrCat("path '", Shown(path), "' is not printable UTF-8 text"));
   }
   if (path.size() > kMaxPathBytes) {
     return absl::InvalidArgumentError(absl::StrCat("path '", Shown(path), "...' has ", path.size(),
@@ -71,7 +71,7 @@ absl::StatusOr<std::string> PlainPath(absl::string_view path) {
   if (scheme != kFile) {
     return absl::InvalidArgumentError(
         absl::StrCat("path '", Shown(path), "': there is no storage for ", Shown(scheme), kMark,
-                     "; there are paths of the file system, with or without ", kFile, kMark));
+                     "; use a path of the file system, with or without ", kFile, kMark));
   }
   const absl::string_view plain = path.substr(kFile.size() + kMark.size());
   if (absl::StartsWith(plain, "/")) return std::string(plain);

@@ -51,7 +51,7 @@ TEST(StoragePathTest, OtherSchemesAreRefusedWithTheirNameAndThoseThatThereAre) {
 TEST(StoragePathTest, WhatIsNoTextOrTooLongIsRefusedByName) {
   EXPECT_THAT(PlainPath("/data/\xff\xfe"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       testing::HasSubstr("path '/data/\\xff\\xfe' is no printable UTF-8")));
+                       testing::HasSubstr("path '/data/\\xff\\xfe' is not printable UTF-8")));
   EXPECT_THAT(PlainPath("/data/" + std::string(256, 'n') + "/c"),
               StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("has 256 bytes")));
   std::string deep;

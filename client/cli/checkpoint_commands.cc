@@ -35,7 +35,7 @@ std::string WithoutSlash(std::string path) {
 CLI::App* AddCommand(CLI::App* app, const char* name, const char* help, Flags* flags) {
   CLI::App* command = app->add_subcommand(name, help);
   command->add_option("path", flags->path, "the folder");
-  command->add_flag("--json", flags->json, "for programs");
+  command->add_flag("--json", flags->json, "print JSON");
   return command;
 }
 
@@ -131,8 +131,8 @@ void RegisterCheckpointsCommand(CLI::App* app, RunCommand* selected) {
 
 void RegisterVerifyCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = AddCommand(
-      app, "verify", "reads a checkpoint whole and says what of it is damaged", flags.get());
+  CLI::App* command =
+      AddCommand(app, "verify", "reads a whole checkpoint and reports damage", flags.get());
   command->get_option("path")->required();
   command->callback([flags, selected] {
     *selected = [flags](const Console& console) { return RunVerify(*flags, console); };

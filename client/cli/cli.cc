@@ -49,7 +49,7 @@ std::vector<std::string> HelpAsAFlag(std::vector<std::string> args) {
 }  // namespace
 
 int RunCli(const std::vector<std::string>& args, const Console& console) {
-  CLI::App app("Looks into Tessera: layouts, jobs, ranks, workers.", "tessera");
+  CLI::App app("Shows and controls Tessera's layouts, jobs, ranks and workers.", "tessera");
   app.require_subcommand(1);
   app.set_version_flag("--version", absl::StrCat("tessera ", kVersion));
   RunCommand selected;

@@ -96,16 +96,16 @@ absl::Status Run(const Flags& flags, const Console& console) {
 void RegisterConsolidateCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command =
-      app->add_subcommand("consolidate", "makes the checkpoint of the parts that ranks wrote");
+      app->add_subcommand("consolidate", "assembles a checkpoint from the parts that ranks wrote");
   command->add_option("parts", flags->parts, "parts, or folders with parts")->required();
   command->add_option("--out", flags->out, "the checkpoint's folder")->required();
   command
       ->add_option("--max-file-bytes", flags->max_file_bytes,
-                   "the model in files of so many bytes and an index; 0: in one")
+                   "split the model into files of this many bytes, with an index; 0: one file")
       ->check(WholeNumber(0, std::numeric_limits<int64_t>::max()));
   command->add_flag("--allow-missing-ranks", flags->allow_missing_ranks,
-                    "ranks may be missing where replicas have all tensors");
-  command->add_flag("--json", flags->json, "for programs");
+                    "accept missing ranks if replicas have all tensors");
+  command->add_flag("--json", flags->json, "print JSON");
   command->callback([flags, selected] {
     *selected = [flags](const Console& console) { return Run(*flags, console); };
   });

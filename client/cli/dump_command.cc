@@ -114,7 +114,8 @@ absl::Status DumpRanks(const Flags& flags, const Console& console) {
 
 void RegisterDumpCommand(CLI::App* app, RunCommand* selected) {
   CLI::App* command = app->add_subcommand(
-      "dump", "all about a job (--coordinator), or the flight records of its ranks (--worker)");
+      "dump",
+      "show a job in detail (--coordinator), or the flight records of its ranks (--worker)");
   auto flags = std::make_shared<Flags>();
   flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddWorker(command);
@@ -123,7 +124,8 @@ void RegisterDumpCommand(CLI::App* app, RunCommand* selected) {
   constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
   std::vector<CLI::Option*> of_worker = {
       command->add_option("--rank", flags->rank, "only this rank")->check(WholeNumber(0, kMax)),
-      command->add_option("--last", flags->last, "so many operations a rank, and those in flight")
+      command
+          ->add_option("--last", flags->last, "this many operations per rank, and those in flight")
           ->check(WholeNumber(0, kMax)),
       command->add_option("--perfetto", flags->perfetto_path,
                           "write all operations to this file, as trace events")};

@@ -50,13 +50,13 @@ void EndpointFlags::AddCoordinator(CLI::App* command) {
   CLI::Option* certificate =
       command->add_option("--tls-cert", tls_.certificate_path, "PEM file of this client");
   CLI::Option* key = command->add_option("--tls-key", tls_.key_path, "PEM file of this client");
-  CLI::Option* ca =
-      command->add_option("--tls-ca", tls_.ca_path, "PEM file that signed the coordinator's");
+  CLI::Option* ca = command->add_option(
+      "--tls-ca", tls_.ca_path, "PEM file of the CA that signed the coordinator's certificate");
   certificate->needs(key)->needs(ca);
   key->needs(certificate);
   ca->needs(certificate);
   command->add_flag("--insecure-connect", insecure_connect_,
-                    "permit a coordinator of another machine, without TLS");
+                    "permit a coordinator on another node without TLS");
 }
 
 void EndpointFlags::AddWorker(CLI::App* command) {
@@ -71,7 +71,7 @@ void EndpointFlags::CheckOnlyOne() const {
 }
 
 void EndpointFlags::AddTimeout(CLI::App* command) {
-  command->add_option("--timeout", timeout_, "of each call")
+  command->add_option("--timeout", timeout_, "for each call")
       ->check(CheckTimeout)
       ->capture_default_str();
 }

@@ -64,8 +64,8 @@ void RegisterJobsCommand(CLI::App* app, RunCommand* selected) {
   deletion->fallthrough();  // `jobs delete NAME --coordinator ...` is understood too.
   deletion->add_option("name", flags->job_to_delete, "the job's id")->required();
   CLI::App* back = command->add_subcommand("take-back",
-                                           "have a job that is handed over, and that no other "
-                                           "job takes over yet, go on itself");
+                                           "cancel the hand-over of a job that no other job has "
+                                           "taken over yet");
   back->fallthrough();
   back->add_option("name", flags->job_to_take_back, "the job's id")->required();
   command->callback([flags, deletion, back, selected] {

@@ -56,7 +56,7 @@ std::string CheckShardAlignment(const std::string& text) {
 std::string CheckComputeDType(const std::string& text) {
   const absl::StatusOr<DType> dtype = ParseDType(text);
   if (!dtype.ok()) return std::string(dtype.status().message());
-  return IsFloatingPoint(*dtype) ? "" : text + " is no floating-point type";
+  return IsFloatingPoint(*dtype) ? "" : text + " is not a floating-point type";
 }
 
 absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, const Flags& flags) {
@@ -135,27 +135,28 @@ void AddMemoryFlags(CLI::App* command, MemoryOptions* memory) {
   constexpr int64_t kMaxCount = 1024;
   command
       ->add_option("--optimizer-states", memory->optimizer_states,
-                   "values an element: AdamW 2, SGD with momentum 1, SGD 0")
+                   "values per element: AdamW 2, SGD with momentum 1, SGD 0")
       ->check(WholeNumber(0, kMaxCount))
       ->capture_default_str();
   command
       ->add_option("--max-gathered-units", memory->max_gathered_units,
-                   "gathered ahead of the unit in hand, beside the root")
+                   "units gathered ahead of the current one, in addition to the root")
       ->check(WholeNumber(0, kMaxCount))
       ->capture_default_str();
   command
       ->add_option("--max-gathered-bytes", memory->max_gathered_bytes,
-                   "the same in bytes of unsharded parameters; 0: no such bound")
+                   "the same in bytes of unsharded parameters; 0: no limit")
       ->check(WholeNumber(0, std::numeric_limits<int64_t>::max()))
       ->capture_default_str();
   command
-      ->add_option("--gradient-slots", memory->gradient_slots,
-                   "unsharded gradients beside the root's; 0: of every unit")
+      ->add_option(
+          "--gradient-slots", memory->gradient_slots,
+          "slots for unsharded gradients, in addition to the root's; 0: one for every unit")
       ->check(WholeNumber(0, kMaxCount))
       ->capture_default_str();
   command
       ->add_option("--shard-group-size", memory->shard_group_size,
-                   "shows the hybrid strategies with groups of so many ranks, each on a host")
+                   "show the hybrid strategies with groups of this many ranks, each on one host")
       ->check(WholeNumber(0, kMaxWorldSize))
       ->capture_default_str();
   command->add_option("--ranks-per-host", memory->ranks_per_host, "0: all ranks are on one host")
@@ -185,7 +186,7 @@ void RegisterLayoutCommand(CLI::App* app, RunCommand* selected) {
       ->capture_default_str();
   command
       ->add_option("--compute-dtype", flags->compute_dtype,
-                   "in which alignments are counted; default: each unit's own")
+                   "dtype in which alignments are counted; default: each unit's own")
       ->check(CheckComputeDType);
   AddMemoryFlags(command, &flags->memory);
   command->add_flag("--json", flags->json, "print JSON");

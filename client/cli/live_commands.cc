@@ -39,7 +39,7 @@ absl::Status SetForm(const Flags& flags, v1::LiveStateQuery* query) {
   }
   const bool is_full = query->form() == v1::LIVE_STATE_FORM_FULL;
   if (is_full && flags.rank.has_value())
-    return absl::InvalidArgumentError("--rank: is of --form sharded and local");
+    return absl::InvalidArgumentError("--rank: needs --form sharded or local");
   if (!is_full && !flags.rank.has_value())
     return absl::InvalidArgumentError(absl::StrCat("--form ", flags.form, ": needs --rank"));
   query->set_rank(flags.rank.value_or(0));
@@ -96,20 +96,22 @@ absl::Status RunGet(const Flags& flags, const Console& console) {
 
 void RegisterGetCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app->add_subcommand(
-      "get", "writes the parameters and buffers of a job that trains to a file");
+  CLI::App* command =
+      app->add_subcommand("get", "writes the parameters and buffers of a running job to a file");
   command->add_option("job", flags->job, "the job's id")->required();
   command->add_option("--out", flags->out, "safetensors file to write")->required();
-  command->add_option("--include", flags->include, "only tensors of such names, as 'head.*'");
-  command->add_option("--exclude", flags->exclude, "but those of such names");
+  command->add_option("--include", flags->include,
+                      "only tensors with matching names, such as 'head.*'");
+  command->add_option("--exclude", flags->exclude, "except those with matching names");
   command->add_option("--dtype", flags->dtype, "what to round parameters to: fp32, bf16 or fp16");
   command->add_option("--form", flags->form,
                       "full, or what a rank has: sharded (rows) or local (flat parts of units)");
-  command->add_option("--rank", flags->rank, "whose part, of --form sharded or local");
-  command->add_flag("--optimizer", flags->optimizer, "the optimizer's state of them too");
-  command->add_flag("--no-buffers", flags->no_buffers, "parameters alone");
+  command->add_option("--rank", flags->rank,
+                      "the rank whose part to read, with --form sharded or local");
+  command->add_flag("--optimizer", flags->optimizer, "their optimizer state too");
+  command->add_flag("--no-buffers", flags->no_buffers, "only parameters");
   command->add_flag("--through-coordinator", flags->through_coordinator,
-                    "ask no worker, also where this host reaches them all");
+                    "ask no worker, even if this host reaches them all");
   command->add_flag("--json", flags->json, "print JSON");
   flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddTimeout(command);

@@ -110,7 +110,7 @@ class Writer {
   }
 
   absl::Status TakePiece(const v1::LivePiece& piece) {
-    if (current_ == nullptr) return absl::DataLossError("a piece of no tensor");
+    if (current_ == nullptr) return absl::DataLossError("a piece without a tensor");
     const int64_t element_bytes = SizeBits(current_->dtype) / 8;
     const auto size_bytes = static_cast<int64_t>(piece.data().size());
     if (piece.offset_elements() != end_bytes_ / element_bytes) {

@@ -73,12 +73,12 @@ absl::StatusOr<std::string> ParseString(const Json& object, const char* key,
                                         absl::string_view where) {
   const auto it = object.find(key);
   if (it == object.end()) return InvalidAt(where, absl::StrCat("\"", key, "\" is missing"));
-  if (!it->is_string()) return InvalidAt(where, absl::StrCat("\"", key, "\" is no string"));
+  if (!it->is_string()) return InvalidAt(where, absl::StrCat("\"", key, "\" is not a string"));
   return it->get<std::string>();
 }
 
 absl::StatusOr<std::vector<int64_t>> ParseShape(const Json& shape, absl::string_view where) {
-  if (!shape.is_array()) return InvalidAt(where, "\"shape\" is no array of integers");
+  if (!shape.is_array()) return InvalidAt(where, "\"shape\" is not an array of integers");
   std::vector<int64_t> dimensions;
   dimensions.reserve(shape.size());
   for (const Json& dimension : shape) {
@@ -120,7 +120,7 @@ absl::Status ParseTensor(const Json& json, absl::string_view where, bool require
 absl::StatusOr<TensorSpec> ParseParameter(const Json& json, const std::string& unit_where,
                                           size_t index, const SpecsByName& earlier) {
   const std::string position = absl::StrCat(unit_where, ", parameter ", index);
-  if (!json.is_object()) return InvalidAt(position, "is no object");
+  if (!json.is_object()) return InvalidAt(position, "is not an object");
   TensorSpec spec;
   ASSIGN_OR_RETURN(const std::string name, ParseString(json, "name", position));
   const std::string where = absl::StrCat(unit_where, ", parameter ", Quoted(name));
@@ -141,14 +141,14 @@ absl::StatusOr<TensorSpec> ParseParameter(const Json& json, const std::string& u
 
 absl::StatusOr<UnitSpec> ParseUnit(const Json& json, size_t index) {
   const std::string position = absl::StrCat("unit ", index);
-  if (!json.is_object()) return InvalidAt(position, "is no object");
+  if (!json.is_object()) return InvalidAt(position, "is not an object");
   UnitSpec unit;
   ASSIGN_OR_RETURN(unit.name, ParseString(json, "name", position));
   const std::string where = absl::StrCat("unit ", Quoted(unit.name));
   RETURN_IF_ERROR(CheckKeys(json, {"name", "parameters"}, where));
   const auto parameters = json.find("parameters");
   if (parameters == json.end()) return InvalidAt(where, "\"parameters\" is missing");
-  if (!parameters->is_array()) return InvalidAt(where, "\"parameters\" is no array");
+  if (!parameters->is_array()) return InvalidAt(where, "\"parameters\" is not an array");
   SpecsByName earlier;
   unit.parameters.reserve(parameters->size());
   for (const Json& parameter : *parameters) {
@@ -162,7 +162,7 @@ absl::StatusOr<UnitSpec> ParseUnit(const Json& json, size_t index) {
 
 absl::StatusOr<BufferSpec> ParseBuffer(const Json& json, size_t index) {
   const std::string position = absl::StrCat("buffer ", index);
-  if (!json.is_object()) return InvalidAt(position, "is no object");
+  if (!json.is_object()) return InvalidAt(position, "is not an object");
   BufferSpec spec;
   ASSIGN_OR_RETURN(spec.name, ParseString(json, "name", position));
   const std::string where = absl::StrCat("buffer ", Quoted(spec.name));
@@ -185,10 +185,10 @@ absl::StatusOr<ModelSpec> ParseModelSpecJson(absl::string_view text) {
     Json::sax_parse(text.begin(), text.end(), &finder);
     return absl::InvalidArgumentError(absl::StrCat("not JSON at byte ", finder.position()));
   }
-  if (!json.is_object()) return absl::InvalidArgumentError("the document is no JSON object");
+  if (!json.is_object()) return absl::InvalidArgumentError("the document is not a JSON object");
   const auto units = json.find("units");
   if (units == json.end()) return absl::InvalidArgumentError("\"units\" is missing");
-  if (!units->is_array()) return absl::InvalidArgumentError("\"units\" is no array");
+  if (!units->is_array()) return absl::InvalidArgumentError("\"units\" is not an array");
   ModelSpec model;
   model.units.reserve(units->size());
   for (const Json& unit : *units) {
@@ -197,7 +197,7 @@ absl::StatusOr<ModelSpec> ParseModelSpecJson(absl::string_view text) {
   }
   const auto buffers = json.find("buffers");
   if (buffers != json.end()) {
-    if (!buffers->is_array()) return absl::InvalidArgumentError("\"buffers\" is no array");
+    if (!buffers->is_array()) return absl::InvalidArgumentError("\"buffers\" is not an array");
     for (const Json& buffer : *buffers) {
       ASSIGN_OR_RETURN(BufferSpec parsed, ParseBuffer(buffer, model.buffers.size()));
       model.buffers.push_back(std::move(parsed));

@@ -71,18 +71,19 @@ absl::Status RunPut(const Flags& flags, const Console& console) {
 
 void RegisterPutCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app->add_subcommand(
-      "put", "sets the parameters and buffers of a job that trains from a file");
+  CLI::App* command =
+      app->add_subcommand("put", "sets the parameters and buffers of a running job from a file");
   command->add_option("--job", flags->job, "the job's id")->required();
   command->add_option("--from", flags->from, "a model's file or folder, or a checkpoint")
       ->required();
   command->add_option("--include", flags->options.selection.include,
-                      "only parameters and buffers of such names, as 'head.*'");
-  command->add_option("--exclude", flags->options.selection.exclude, "but those of such names");
+                      "only parameters and buffers with matching names, such as 'head.*'");
+  command->add_option("--exclude", flags->options.selection.exclude,
+                      "except those with matching names");
   command->add_option("--rename", flags->renames,
-                      "OLD=NEW: what is stored as OLD is NEW in the job, as model.=");
-  command->add_flag("--moments", flags->options.moments, "the optimizer's state of them too");
-  command->add_flag("!--no-buffers", flags->options.buffers, "parameters alone");
+                      "OLD=NEW: what is stored as OLD is NEW in the job, such as model.=");
+  command->add_flag("--moments", flags->options.moments, "their optimizer state too");
+  command->add_flag("!--no-buffers", flags->options.buffers, "only parameters");
   command->add_option("--wait", flags->wait, "how long the trainers may take for a step")
       ->capture_default_str();
   command->add_flag("--json", flags->json, "print JSON");

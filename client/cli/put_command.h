@@ -2,7 +2,7 @@
 // the end of one step.
 //
 //   PATH                            a safetensors file, an index, a folder of a model, a checkpoint
-//   --include / --exclude PATTERN   only some of them; --moments: the optimizer's state of them too
+//   --include / --exclude PATTERN   only some of them; --moments: their optimizer state too
 //   --rename OLD=NEW                sets what is stored as OLD as NEW in the job; "OLD." stands for
 //                                   all names that begin so; the first that matches counts
 //   --wait 30s                      how long the trainers may take for a step

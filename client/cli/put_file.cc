@@ -81,7 +81,7 @@ absl::StatusOr<int64_t> ReadCount(const StoredTensors& stored, const StoredKey& 
   }
   if (count >= 0 && count <= 1e9) return static_cast<int64_t>(count);
   return absl::InvalidArgumentError(
-      absl::StrCat("tensor '", key.second, "' is no count of updates"));
+      absl::StrCat("tensor '", key.second, "' is not a count of updates"));
 }
 
 absl::StatusOr<v1::PutTensor> TensorOf(const Meaning& meaning, const std::string& name,
@@ -133,9 +133,10 @@ absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& j
       if (!IsWanted(options.selection, {name})) continue;
       if (key.first == "optimizer" && !options.moments) continue;
       const std::string was =
-          name == key.second ? "" : absl::StrCat(", which '", key.second, "' is to be");
-      return absl::NotFoundError(absl::StrCat("the job has no tensor '", name, "'", was,
-                                              ": leave it out with --exclude if it is to be"));
+          name == key.second ? "" : absl::StrCat(", to which '", key.second, "' is renamed");
+      return absl::NotFoundError(
+          absl::StrCat("the job has no tensor '", name, "'", was,
+                       ": if that is intended, leave it out with --exclude"));
     }
     const Meaning& meaning = found->second;
     if (meaning.info == nullptr || !IsWanted(options.selection, {meaning.parameter})) continue;
@@ -164,12 +165,12 @@ absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& j
     *plan.begin.add_tensors() = std::move(tensor);
     plan.keys.push_back(key);
   }
-  if (plan.keys.empty()) return absl::NotFoundError("nothing there is to be set");
+  if (plan.keys.empty()) return absl::NotFoundError("no tensor of the file is selected");
   const bool has_moments =
       std::any_of(plan.begin.tensors().begin(), plan.begin.tensors().end(),
                   [](const v1::PutTensor& tensor) { return tensor.has_update_count(); });
   if (options.moments && !has_moments)
-    return absl::NotFoundError("there are no moments of what is to be set");
+    return absl::NotFoundError("the file has no moments of the selected tensors");
   return plan;
 }
 

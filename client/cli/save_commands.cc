@@ -128,20 +128,26 @@ void RegisterSaveCommand(CLI::App* app, RunCommand* selected) {
   CLI::App* command =
       app->add_subcommand("save", "has the trainers of a job save a checkpoint at their next step");
   command->add_option("--job", flags->job, "the job's id")->required();
-  command->add_option("--to", flags->to, "absolute path, where all workers see it")->required();
+  command->add_option("--to", flags->to, "absolute path on storage that all workers share")
+      ->required();
   command->add_option("--keep-newest", flags->keep_newest,
-                      "so many of the job's are left in that folder");
-  command->add_option("--max-file-bytes", flags->max_file_bytes, "the model in files of a size");
-  command->add_flag("--in-parts", flags->in_parts, "each rank on its own, for `consolidate`");
-  command->add_flag("--with-replicas", flags->with_replicas, "of parts: what others write too");
+                      "keep this many of the job's checkpoints in that folder");
+  command->add_option("--max-file-bytes", flags->max_file_bytes,
+                      "split the model into files of this size");
+  command->add_flag("--in-parts", flags->in_parts,
+                    "each rank writes its own part, for `consolidate`");
+  command->add_flag("--with-replicas", flags->with_replicas, "with --in-parts: write replicas too");
   command->add_flag("--foreground", flags->in_foreground,
                     "training waits for the disk, and needs no memory for a copy");
   command->add_flag("--no-overwrite", flags->no_overwrite,
-                    "a checkpoint that is there already is refused, not replaced");
-  command->add_option("--deadline", flags->deadline, "withdrawn if no step took it by then, as 90s")
+                    "refuse to replace an existing checkpoint");
+  command
+      ->add_option("--deadline", flags->deadline,
+                   "withdraw the request if no step took it within this time, such as 90s")
       ->check(CheckDeadline);
   CLI::Option* waits = command->add_flag("--wait", "return once it has ended (the default)");
-  command->add_flag("--no-wait", flags->no_wait, "return once it is asked for")->excludes(waits);
+  command->add_flag("--no-wait", flags->no_wait, "return once the request is recorded")
+      ->excludes(waits);
   command->add_flag("--json", flags->json, "print JSON");
   flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddTimeout(command);
@@ -153,9 +159,9 @@ void RegisterSaveCommand(CLI::App* app, RunCommand* selected) {
 void RegisterSavesCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app->add_subcommand(
-      "saves", "checkpoints that were asked for and are not made yet, or cancel one");
+      "saves", "list requested checkpoints that are not complete yet, or cancel one");
   command->add_option("--job", flags->job, "the job's id")->required();
-  command->add_option("--cancel", flags->cancel, "the number of one that is not wanted any more")
+  command->add_option("--cancel", flags->cancel, "cancel the request with this number")
       ->check(CLI::PositiveNumber);
   command->add_flag("--json", flags->json, "print JSON");
   flags->endpoint.AddCoordinator(command);

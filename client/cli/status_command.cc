@@ -49,7 +49,7 @@ absl::Status ShowJobs(const Flags& flags, const Console& console) {
 }  // namespace
 
 void RegisterStatusCommand(CLI::App* app, RunCommand* selected) {
-  CLI::App* command = app->add_subcommand("status", "what jobs and their ranks are doing");
+  CLI::App* command = app->add_subcommand("status", "show what jobs and their ranks are doing");
   auto flags = std::make_shared<Flags>();
   flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddWorker(command);
@@ -59,7 +59,7 @@ void RegisterStatusCommand(CLI::App* app, RunCommand* selected) {
   command->callback([flags, selected] {
     flags->endpoint.CheckOnlyOne();
     if (flags->endpoint.has_worker() && !flags->job_id.empty()) {
-      throw CLI::ValidationError("status", "a job is asked of the coordinator, not of a worker");
+      throw CLI::ValidationError("status", "ask the coordinator about a job, not a worker");
     }
     *selected = [flags](const Console& console) {
       return flags->endpoint.has_worker() ? ShowWorker(*flags, console) : ShowJobs(*flags, console);

@@ -40,8 +40,9 @@ struct Flags {
 };
 
 void AddFlags(CLI::App* command, Flags* flags) {
-  command->add_option("--match", flags->match, "only tensors of such names, as '*.weight'");
-  command->add_flag("--json", flags->json, "for programs");
+  command->add_option("--match", flags->match,
+                      "only tensors with matching names, such as '*.weight'");
+  command->add_flag("--json", flags->json, "print JSON");
   flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddTimeout(command);
 }
@@ -228,7 +229,7 @@ void RegisterLsCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app->add_subcommand("ls", "lists the tensors of a model or a checkpoint");
   command->add_option("path", flags->a, "file, index or folder");
-  command->add_option("--job", flags->job, "those of a job that trains, instead");
+  command->add_option("--job", flags->job, "the tensors of a running job instead");
   AddFlags(command, flags.get());
   command->callback([flags, selected] {
     if (flags->a.empty() == flags->job.empty())
@@ -240,12 +241,12 @@ void RegisterLsCommand(CLI::App* app, RunCommand* selected) {
 void RegisterDiffCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command =
-      app->add_subcommand("diff", "says what differs between two models or checkpoints");
+      app->add_subcommand("diff", "shows the differences between two models or checkpoints");
   command->add_option("a", flags->a, "file, index or folder")->required();
   command->add_option("b", flags->b, "the other one");
   command->add_option("--job", flags->job,
-                      "compare the model of a job that trains with one file, index or folder");
-  command->add_flag("--no-buffers", flags->no_buffers, "of a job: parameters alone");
+                      "compare the model of a running job with one file, index or folder");
+  command->add_flag("--no-buffers", flags->no_buffers, "of a job: only parameters");
   AddFlags(command, flags.get());
   command->callback([flags, selected] {
     if (flags->b.empty() == flags->job.empty())

@@ -34,13 +34,13 @@ absl::Status DeviceGradients::Check(int unit, int parameter, int64_t numel, DTyp
                                                    Name(session_->full_dtype(unit))));
   }
   if (session_->state().reducer.has_hook(unit)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "unit '", name, "' has a communication hook, which looks at the processor's memory"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", name, "' has a communication hook, which reads host memory"));
   }
   if (session_->state().slots.gradient(unit).begun &&
       !session_->state().slots.gradient(unit).on_device) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "unit '", name, "' has a gradient in the processor's memory that is not reduced yet"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", name, "' has a gradient in host memory that is not reduced yet"));
   }
   return absl::OkStatus();
 }

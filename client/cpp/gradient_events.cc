@@ -28,8 +28,8 @@ absl::StatusOr<uint32_t> RecordGradientEvent(RankClient* client) {
   if (!memory.gradient_events.empty() &&
       !(client->page()->gradient_events[index] == memory.gradient_events[index]->name())) {
     TESSERA_LOG(WARNING,
-                "rank {}: its executor opens no event of this process, which waits for its GPU "
-                "from now on",
+                "rank {}: its executor cannot open events of this process, which from now on "
+                "waits for its GPU",
                 client->rank());
     memory.gradient_events.clear();
   }

@@ -200,6 +200,7 @@ absl::Status GradientReducer::FinishSlot(int unit) {
   const Values slot = slots_->Whole(unit);
   if (hook(unit).before) {
     RETURN_IF_ERROR(hook(unit).before(unit, slot));
+    // The hook may have written to the gaps.
     ZeroUncovered(unit, gradient.dtype);
   }
   if (IsHalf(gradient.travels_in) && slot.dtype() == DType::kFp64) {

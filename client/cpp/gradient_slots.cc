@@ -95,6 +95,7 @@ absl::Status GradientSlots::Await(int unit) {
                      client_->UnitName(holder), "', whose gradient is not reduced yet; ",
                      "accumulating without reducing needs gradient_slots = 0"));
   }
+  // The executor counts an operation only when it no longer uses the slot.
   const std::atomic<uint32_t>& reduced = client_->page()->units[user].reduced;
   const uint32_t submitted = gradients_[user].submitted;
   return client_->Await(

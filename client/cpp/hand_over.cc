@@ -53,7 +53,7 @@ absl::Status HandOver(Session* session, const HandOverOptions& options) {
                    rpc.AwaitEnd(request, SteadyNow() + options.patience + access.patience()));
   if (end.phase() == v1::HAND_OVER_PHASE_DONE) return absl::OkStatus();
   RETURN_IF_ERROR(session->Recover());
-  return absl::CancelledError(absl::StrCat("job '", access.job_id(), "' goes on after step ",
+  return absl::CancelledError(absl::StrCat("job '", access.job_id(), "' continues after step ",
                                            end.step(),
                                            ": its hand-over is cancelled: ", end.reason()));
 }

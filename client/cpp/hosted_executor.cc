@@ -48,7 +48,7 @@ HostedExecutor::~HostedExecutor() {
 }
 
 void HostedExecutor::NoteStuck(const absl::Status& why) {
-  TESSERA_LOG(ERROR, "the executor of rank {} in this process is stuck, until the process ends: {}",
+  TESSERA_LOG(ERROR, "the executor of rank {} in this process hangs until the process ends: {}",
               rank_, why.ToString());
   absl::MutexLock lock(&mu_);
   stuck_ = true;

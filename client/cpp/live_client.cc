@@ -124,7 +124,8 @@ class GrpcLiveClient : public LiveClient {
     v1::LiveStateReply reply;
     for (const v1::LiveExtent& extent : tensor.extents()) {
       if (extent.source() < 0 || extent.source() >= static_cast<int>(fetches.size()))
-        return absl::DataLossError(absl::StrCat("tensor '", tensor.name(), "' is of no source"));
+        return absl::DataLossError(
+            absl::StrCat("tensor '", tensor.name(), "' has an unknown source"));
       for (int64_t done = 0; done < extent.numel();) {
         RETURN_IF_ERROR(fetches[extent.source()]->Next(reply.mutable_piece()));
         const int64_t numel = static_cast<int64_t>(reply.piece().data().size()) / element_bytes;

@@ -34,7 +34,7 @@ absl::StatusOr<LiveArray> Decode(const v1::LiveTensorInfo& info) {
     case v1::LIVE_STATE_ARRAY_BUFFER:
       return LiveArray::kBuffer;
     default:
-      return absl::DataLossError(absl::StrCat("tensor '", info.name(), "' is of an unknown kind"));
+      return absl::DataLossError(absl::StrCat("tensor '", info.name(), "' has an unknown kind"));
   }
 }
 

@@ -69,7 +69,7 @@ class Coordinator final : public v1::LiveMap::Service {
     stream->Write(reply);
     if (ends_at_once_) {
       reply.mutable_ended()->set_code(static_cast<int>(absl::StatusCode::kUnavailable));
-      reply.mutable_ended()->set_message("it has begun anew");
+      reply.mutable_ended()->set_message("it has begun again");
       stream->Write(reply);
     }
     while (stream->Read(&query)) continue;
@@ -230,7 +230,7 @@ TEST_F(LiveMapOfOthersTest, WordsThatLieAreAnError) {
 TEST_F(LiveMapOfOthersTest, SessionThatHasJustEndedIsNotTakenForAWorkerOfAnotherHost) {
   coordinator_.EndAtOnce();
   EXPECT_THAT(Open().status(),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has begun anew")));
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has begun again")));
 }
 
 TEST_F(LiveMapOfOthersTest, SlicesThatAreNotTheEntriesAreRefused) {

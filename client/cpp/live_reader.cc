@@ -51,7 +51,7 @@ class Taking {
     RETURN_IF_ERROR(CheckWhole());
     if (has_begun_ && num_entries_ == version_.num_entries) return version_;
     return absl::DataLossError(
-        absl::StrCat(num_entries_, " tensors came, of ", version_.num_entries));
+        absl::StrCat(num_entries_, " tensors arrived instead of ", version_.num_entries));
   }
 
  private:
@@ -74,7 +74,7 @@ class Taking {
 
   absl::Status TakePiece(const v1::LivePiece& piece) {
     const auto size_bytes = static_cast<int64_t>(piece.data().size());
-    if (num_entries_ == 0) return absl::DataLossError("a piece of no tensor");
+    if (num_entries_ == 0) return absl::DataLossError("a piece without a tensor");
     if (piece.offset_elements() != done_bytes_ / element_bytes_ ||
         size_bytes % element_bytes_ != 0 || size_bytes > entry_.size_bytes - done_bytes_) {
       return absl::DataLossError(absl::StrCat("tensor '", entry_.name, "': ", size_bytes,
@@ -102,8 +102,9 @@ class RoomSink : public LiveSink {
     ASSIGN_OR_RETURN(into_, room_(entry));
     element_bytes_ = SizeBits(entry.dtype) / 8;
     if (static_cast<int64_t>(into_.size()) == entry.size_bytes) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor '", entry.name, "' of ", entry.size_bytes, " bytes is to lie in ", into_.size()));
+    return absl::InvalidArgumentError(absl::StrCat("tensor '", entry.name, "' of ",
+                                                   entry.size_bytes,
+                                                   " bytes does not fit memory of ", into_.size()));
   }
   absl::Status Chunk(int64_t offset_elements, absl::string_view bytes) override {
     if (!bytes.empty())

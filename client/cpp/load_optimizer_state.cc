@@ -51,7 +51,8 @@ class Plan {
                     const LoadOptimizerOptions& options) {
     ASSIGN_OR_RETURN(const std::string folder, PlainPath(path));
     if (folder.empty() || folder[0] != '/')
-      return absl::InvalidArgumentError(absl::StrCat("folder '", folder, "' is no absolute path"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("folder '", folder, "' is not an absolute path"));
     if (!session.initialized())
       return absl::FailedPreconditionError("optimizer state of a job without initial values");
     ASSIGN_OR_RETURN(dcp::DcpModel model, dcp::DcpModel::Open(folder));
@@ -188,7 +189,7 @@ class Plan {
     if (info.shape != spec.shape) {
       return Wrong(absl::StatusCode::kInvalidArgument, tensor,
                    absl::StrCat("of shape [", absl::StrJoin(info.shape, ", "), "], '", spec.name,
-                                "' is of [", absl::StrJoin(spec.shape, ", "), "]"));
+                                "' has [", absl::StrJoin(spec.shape, ", "), "]"));
     }
     if (!LayoutDType(info.dtype).has_value())
       return Wrong(absl::StatusCode::kInvalidArgument, tensor, "of no floating-point type");

@@ -107,6 +107,7 @@ absl::StatusOr<StepResult> LocalShards::Begin(const StepOptions& options) {
   const StepResult norm = {session_->next_step() - 1, result.gradient_norm};
   RETURN_IF_ERROR(ReadGradients(result.gradient_scale));
   if (values_of_ != state.client.version()) RETURN_IF_ERROR(ReadValues());
+  // From here on the optimizer changes them, so they are of no version until Commit().
   values_of_ = -1;
   begun_epoch_ = state.client.epoch();
   begun_at_ = state.client.version();

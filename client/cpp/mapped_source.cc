@@ -50,7 +50,7 @@ absl::Status CheckNumbers(const v1::LiveMapGiven& given, const v1::LiveMapNumber
 absl::StatusOr<v1::LiveMapGiven> ReadGiven(int fd) {
   ASSIGN_OR_RETURN(const std::string bytes, ReadSealedFile(fd, kMaxGivenBytes));
   v1::LiveMapGiven given;
-  if (!given.ParseFromString(bytes)) return absl::DataLossError("what came says nothing");
+  if (!given.ParseFromString(bytes)) return absl::DataLossError("the received message is empty");
   return given;
 }
 
@@ -58,9 +58,9 @@ absl::StatusOr<v1::LiveMapGiven> ReadGiven(int fd) {
 
 absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_t>& region_sizes) {
   if (region_sizes.empty() || given.ranks().empty())
-    return absl::DataLossError("no words came that say which version stands");
+    return absl::DataLossError("the worker gave no words for the version");
   for (const int64_t size_bytes : region_sizes)
-    if (size_bytes < 1) return absl::DataLossError("a region of no bytes came");
+    if (size_bytes < 1) return absl::DataLossError("the worker gave an empty region");
   for (const v1::LiveMapRank& rank : given.ranks()) {
     if (AreWords(rank.applied_offset_bytes(), 1, kWordBytes, region_sizes[0]) &&
         AreWords(rank.writing_offset_bytes(), 1, kWordBytes, region_sizes[0]))
@@ -94,7 +94,7 @@ absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Claim(const v1::Live
     request.set_map_session(source.session());
     ASSIGN_OR_RETURN(const Packet packet, AskWorker(socket.get(), EncodeRequest(request)));
     RETURN_IF_ERROR(ParseReply(packet.bytes).status());
-    if (packet.fds.empty()) return absl::DataLossError("no descriptors came");
+    if (packet.fds.empty()) return absl::DataLossError("no descriptors arrived");
     ASSIGN_OR_RETURN(v1::LiveMapGiven given, ReadGiven(packet.fds[0].get()));
     return Map(std::move(given), absl::MakeSpan(packet.fds).subspan(1));
   };

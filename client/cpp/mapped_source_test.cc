@@ -214,12 +214,12 @@ TEST_F(MappedSourceTest, ShowsTheSlicesOfAVersionAndWhetherItStands) {
 
 TEST_F(MappedSourceTest, WhatIsNotAsItSaysIsRefusedBeforeItIsTouched) {
   const UniqueFd good = FileOf(GoodPlaces());
-  ExpectDataLoss({}, "no descriptors came");
+  ExpectDataLoss({}, "no descriptors arrived");
   ExpectDataLoss({good.get()}, "no words");
   ExpectDataLoss({good.get(), group_.get()}, "of region 1");
   ExpectDataLoss({group_.get(), group_.get(), state_.get()}, "may change");
   ASSERT_OK_AND_ASSIGN(const UniqueFd nonsense, MakeSealedFile("given", "\xff\xff\xff"));
-  ExpectDataLoss({nonsense.get(), group_.get(), state_.get()}, "says nothing");
+  ExpectDataLoss({nonsense.get(), group_.get(), state_.get()}, "is empty");
   // Memory that its sender can make smaller: a look at it might end this process.
   const UniqueFd shrinks(memfd_create("shrinks", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(shrinks.get(), kRegionBytes), 0);
@@ -227,7 +227,7 @@ TEST_F(MappedSourceTest, WhatIsNotAsItSaysIsRefusedBeforeItIsTouched) {
   ExpectDataLoss({good.get(), shrinks.get(), state_.get()}, "may shrink");
   const UniqueFd empty(memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(fcntl(empty.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
-  ExpectDataLoss({good.get(), group_.get(), state_.get(), empty.get()}, "of no bytes");
+  ExpectDataLoss({good.get(), group_.get(), state_.get(), empty.get()}, "an empty region");
   ASSERT_OK_AND_ASSIGN(const SharedRegion small, SharedRegion::Create("small", 50));
   ExpectDataLoss({good.get(), group_.get(), small.fd()}, "of 50 bytes");
   ASSERT_OK_AND_ASSIGN(const auto pair, CreatePacketSocketPair());
@@ -246,7 +246,7 @@ TEST_F(MappedSourceTest, WorkerThatSaysNoOrNothingIsAnErrorByName) {
   EXPECT_THAT(ClaimFrom(says(absl::InvalidArgumentError("no such parameters"))).status(),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("worker 'w': no such parameters")));
   EXPECT_THAT(ClaimFrom([](int socket) { return SendPacket(socket, "what?"); }).status(),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no reply")));
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not a reply")));
   EXPECT_THAT(ClaimFrom(nullptr).status(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("closed")));
   source_.set_descriptor_socket(folder_ + "/none.sock");

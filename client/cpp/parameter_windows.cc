@@ -44,6 +44,7 @@ absl::Status ParameterWindows::TakeOver() {
     const UnitWords& words = client_->page()->units[unit];
     unshards_[unit] = words.unsharded.load();
     if (words.state.load() == static_cast<uint32_t>(UnitState::kSharded)) continue;
+    // An earlier trainer of this epoch left it open. The executor still counts it as unsharded.
     windows_[unit] = Window::kOpen;
     RETURN_IF_ERROR(Close(unit));
   }
@@ -105,6 +106,7 @@ absl::Status ParameterWindows::Close(int unit) {
         absl::StrCat("unit '", client_->UnitName(unit), "': reshard while it is sharded"));
   }
   WindowGuard* guard = GuardOf(unit, precisions_[unit]);
+  // Before the operation, after which the executor may overwrite or release the memory.
   if (guard != nullptr) RETURN_IF_ERROR(guard->Close(unit));
   Op op = OpOf(OpKind::kReshard, unit);
   ASSIGN_OR_RETURN(op.array, EndWindow(client_, unit));

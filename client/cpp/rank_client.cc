@@ -216,7 +216,7 @@ absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {
       memory_.control.size_bytes() < static_cast<int64_t>(sizeof(ControlPage)) ||
       page()->version != kControlPageVersion) {
     return absl::FailedPreconditionError(
-        "the worker is of another version: its memory has another form");
+        "the worker has another version: its memory has another layout");
   }
   absl::StatusOr<std::unique_ptr<RankDevice>> device =
       options_.make_device({page()->device, page()->device_uuid});
@@ -310,6 +310,7 @@ absl::Status RankClient::Submit(Op op) {
   op.epoch = epoch_;
   control->ring[number % kRingOps] = op;
   agreed_error_ = false;
+  // Last, because from here on the executor reads the entry.
   Publish(&control->submitted, number + 1);
   return absl::OkStatus();
 }
@@ -392,7 +393,7 @@ absl::Status RankClient::Fail(const absl::Status& cause) {
 absl::Status RankClient::Recover() {
   if (!EpochIsOver()) return absl::OkStatus();
   const absl::Time now = SteadyNow();
-  // Each epoch may fail since the same rank does not come.
+  // Every epoch may fail because the same rank is missing.
   if (stalled_.version != version() || now - stalled_.last > options_.operation_timeout)
     stalled_ = {now, now, version(), 0};
   ++stalled_.epochs;
@@ -427,6 +428,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
   // For ranks that are rebuilt from others, whose memory may be large.
   const absl::Time longest = std::min(SteadyNow() + kLongestRebuild, wait_limit_);
   bool asked_in_vain = false;
+  // A deleted job closes the lease too, and its own error below says more.
   if (page()->failure_code != static_cast<int>(absl::StatusCode::kCancelled))
     RETURN_IF_ERROR(check_lease());
   while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||

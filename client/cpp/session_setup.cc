@@ -75,6 +75,7 @@ absl::Status SessionSetup::AgreeOn(const absl::Status& own) {
   std::vector<Outcome> all(session_->config().world_size);
   RETURN_IF_ERROR(AllGather(absl::MakeConstSpan(reinterpret_cast<const char*>(&mine), sizeof(mine)),
                             reinterpret_cast<char*>(all.data())));
+  // Its own error is complete; the exchanged texts may be cut.
   RETURN_IF_ERROR(own);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].code == 0) continue;

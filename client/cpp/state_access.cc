@@ -60,6 +60,7 @@ absl::StatusOr<std::string> StateAccess::Call(OpKind kind, absl::string_view req
 }
 
 absl::StatusOr<std::string> StateAccess::CallToWrite(OpKind kind, absl::string_view request) {
+  // A rank closes its windows in full precision before it votes for a new version.
   RETURN_IF_ERROR(session_->state().windows.CloseFull());
   return Call(kind, request);
 }

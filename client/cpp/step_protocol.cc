@@ -148,7 +148,7 @@ absl::Status StepProtocol::Run(const std::function<absl::Status()>& step_body, i
     if (client_->next_step() > step) return absl::OkStatus();
     if (redone != nullptr) ++*redone;
     TESSERA_LOG(WARNING,
-                "job '{}', rank {}: step {} is made again, in epoch {}, since it was undone: {}",
+                "job '{}', rank {}: repeats step {} in epoch {}, because it was undone: {}",
                 client_->options().job_id, client_->rank(), step, client_->epoch(),
                 std::string(status.message()));
     if (client_->buffer_hooks() == nullptr || client_->buffer_hooks()->restore == nullptr) continue;

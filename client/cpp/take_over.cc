@@ -102,7 +102,7 @@ class StateReader {
     ASSIGN_OR_RETURN(stream_, HandOverStream::Open(coordinator_, request));
     ASSIGN_OR_RETURN(v1::HandOverReply reply, stream_->Next());
     if (!reply.has_begin() || reply.begin().update_counts_size() != plan_.num_old_parameters)
-      return absl::DataLossError("the old job's state does not begin with where training stands");
+      return absl::DataLossError("the old job's state does not begin with the training progress");
     begin_ = std::move(*reply.mutable_begin());
     return absl::OkStatus();
   }

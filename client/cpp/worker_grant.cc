@@ -30,11 +30,11 @@ absl::StatusOr<ReadAnswer> Read(const Packet& packet) {
     read.answer = std::move(*reply.mutable_map());
     return read;
   }
-  if (packet.fds.empty()) return absl::DataLossError("no descriptors came");
+  if (packet.fds.empty()) return absl::DataLossError("no descriptors arrived");
   ASSIGN_OR_RETURN(const std::string file, ReadSealedFile(packet.fds[0].get(), kMaxAnswerBytes));
   read.regions.remove_prefix(1);
   if (read.answer.ParseFromString(file)) return read;
-  return absl::DataLossError("what came says nothing");
+  return absl::DataLossError("the received message is empty");
 }
 
 }  // namespace

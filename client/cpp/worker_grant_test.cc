@@ -127,12 +127,12 @@ TEST_F(WorkerGrantTest, WhatIsNoAnswerIsRefusedNamingTheWorker) {
     EXPECT_EQ(source_, nullptr);
   };
   const absl::StatusCode lost = absl::StatusCode::kDataLoss;
-  expect_refused(TextOf(GoodAnswer()), {}, lost, "no words came");
+  expect_refused(TextOf(GoodAnswer()), {}, lost, "gave no words");
   expect_refused(TextOf(outside), {region_.get()}, lost, "4097 bytes");
-  expect_refused(given, {}, lost, "no descriptors came");
+  expect_refused(given, {}, lost, "no descriptors arrived");
   expect_refused(given, {region_.get(), region_.get()}, lost, "may change");
-  expect_refused(given, {garbage.get(), region_.get()}, lost, "says nothing");
-  expect_refused("\xff\xff", {}, absl::StatusCode::kUnavailable, "no reply");
+  expect_refused(given, {garbage.get(), region_.get()}, lost, "is empty");
+  expect_refused("\xff\xff", {}, absl::StatusCode::kUnavailable, "is not a reply");
   expect_refused(EncodeReply(absl::NotFoundError("no job")), {}, absl::StatusCode::kNotFound,
                  "no job");
   expect_refused("", {}, absl::StatusCode::kUnavailable, "closed it");
@@ -147,11 +147,11 @@ TEST_F(WorkerGrantTest, QueryThatHasNoRoomInAPacketIsNotSent) {
 TEST_F(WorkerGrantTest, EndIsKnownWithItsReasonOnceTheWorkerSaidItAndStaysSo) {
   ASSERT_OK(OpenGood());
   EXPECT_OK(grant_->why_ended());
-  ASSERT_OK(SendPacket(server_.get(), EncodeReply(absl::UnavailableError("begun anew"))));
+  ASSERT_OK(SendPacket(server_.get(), EncodeReply(absl::UnavailableError("begun again"))));
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(grant_->has_ended());
     EXPECT_THAT(grant_->why_ended(),
-                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("begun anew")));
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("begun again")));
     server_.Reset();
   }
 }

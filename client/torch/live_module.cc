@@ -145,7 +145,7 @@ class Plan {
   // All of one of the job's tensors.
   absl::Status Stage(const std::string& name, const torch::Tensor& values) {
     if (!staged_.insert(name).second)
-      return absl::DataLossError(absl::StrCat("tensor '", name, "' came twice"));
+      return absl::DataLossError(absl::StrCat("tensor '", name, "' arrived twice"));
     for (const size_t index : targets_of_.at(name)) {
       Target& target = targets_[index];
       torch::Tensor staged = values.to(target.tensor.scalar_type());

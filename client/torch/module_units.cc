@@ -189,8 +189,8 @@ class Walk {
       return absl::FailedPreconditionError(absl::StrCat(
           name.empty() ? "the root" : "module '" + name + "'",
           " was attached before: the ShardedModel that ended left its parameter '", item.key(),
-          "' without elements. Make a new module; it takes the job's values where the job is "
-          "there"));
+          "' without elements. Create a new module; it gets the job's values if the job "
+          "exists"));
     }
     return absl::OkStatus();
   }
@@ -339,7 +339,7 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
                                       const MixedPrecision& precision) {
   auto* sharded = dynamic_cast<ShardedBase*>(&root);
   if (sharded == nullptr)
-    return absl::InvalidArgumentError("the root module is no tessera::Sharded<>");
+    return absl::InvalidArgumentError("the root module is not a tessera::Sharded<>");
   ASSIGN_OR_RETURN(const UnitChoice choice, ChooseUnits(root, policy, ignored, precision));
   Walk walk(policy, choice, precision);
   if (choice.root_is_unit) {

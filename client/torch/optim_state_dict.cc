@@ -20,7 +20,7 @@ absl::StatusOr<OptimStateDict> Rekey(const OptimStateDict& dict, OptimStateKeyTy
     const auto found = new_keys.find(key);
     if (found != new_keys.end()) return found->second;
     return absl::NotFoundError(
-        absl::StrCat("optimizer state: '", key, "' is no parameter of the optimizer"));
+        absl::StrCat("optimizer state: '", key, "' is not a parameter of the optimizer"));
   };
   OptimStateDict rekeyed;
   rekeyed.last_step = dict.last_step;
@@ -28,7 +28,7 @@ absl::StatusOr<OptimStateDict> Rekey(const OptimStateDict& dict, OptimStateKeyTy
     for (const auto& [name, entry] : item.value().moments) {
       if (entry.kind == StateEntry::Kind::kFlat) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "optimizer state: '", item.key(), "' is of a unit, and only parameters have ids"));
+            "optimizer state: '", item.key(), "' belongs to a unit, and only parameters have ids"));
       }
     }
     ASSIGN_OR_RETURN(const std::string key, new_key(item.key()));

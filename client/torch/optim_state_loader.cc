@@ -131,7 +131,7 @@ absl::Status OptimStateLoader::Plan() {
   }
   for (const auto& item : dict_->state) {
     if (known.count(item.key()) > 0) continue;
-    return absl::NotFoundError(absl::StrCat("optimizer state: '", item.key(), "' is no ",
+    return absl::NotFoundError(absl::StrCat("optimizer state: '", item.key(), "' is not a ",
                                             type_ == StateDictType::kLocal ? "unit" : "parameter",
                                             " of the model"));
   }

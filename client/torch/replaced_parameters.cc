@@ -69,7 +69,7 @@ absl::Status Check(const Session& session, const Replacement& replacement) {
   return absl::FailedPreconditionError(
       absl::StrCat("cannot write back parameter '", spec.name, "': it ",
                    spec.requires_grad ? "needed a gradient" : "needed no gradient",
-                   ", what replaces it is not so"));
+                   ", and its replacement does not match"));
 }
 
 // By unit and parameter: whole values, where some parameter of the unit is replaced.

@@ -37,7 +37,7 @@ absl::StatusOr<Parts> PartsOf(const Session& session, const std::string& name) {
       return parts;
     }
   }
-  return absl::InternalError(absl::StrCat("'", name, "' is no parameter of the job"));
+  return absl::InternalError(absl::StrCat("'", name, "' is not a parameter of the job"));
 }
 
 absl::Status CheckBetweenSteps(ShardedModel* model, const char* what) {
@@ -91,7 +91,7 @@ absl::StatusOr<OptimStateDict> Cut(const Session& session, const OptimStateDict&
     for (const ShardTensor& each : own.shards()) shard = each.name == item.key() ? &each : shard;
     if (shard == nullptr) {
       return absl::NotFoundError(
-          absl::StrCat("optimizer state: '", item.key(), "' is no parameter of the optimizer"));
+          absl::StrCat("optimizer state: '", item.key(), "' is not a parameter of the optimizer"));
     }
     ASSIGN_OR_RETURN(const Parts parts, PartsOf(session, item.key()));
     OptimParamState state = item.value();

@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<ShardOptimizer>> ShardOptimizer::Create(ShardedMo
     own->optimizer_ = make(own->shards_);
     return absl::OkStatus();
   }));
-  if (own->optimizer_ == nullptr) return absl::InvalidArgumentError("no optimizer was made");
+  if (own->optimizer_ == nullptr) return absl::InvalidArgumentError("no optimizer was created");
   return own;
 }
 
@@ -59,8 +59,9 @@ absl::StatusOr<std::vector<std::string>> ShardOptimizer::ParameterNames() const 
     for (const torch::Tensor& parameter : group.params()) {
       const auto shard = shards.find(parameter.unsafeGetTensorImpl());
       if (shard == shards.end()) {
-        return absl::InvalidArgumentError(absl::StrCat("the optimizer's parameter ", names.size(),
-                                                       " is none of the shards that it was given"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("the optimizer's parameter ", names.size(),
+                         " is not one of the shards that it was given"));
       }
       names.push_back(shard->second->name);
     }

@@ -101,7 +101,7 @@ absl::Status ShardedModelImpl::Open(absl::Time deadline) {
   SessionSetup setup(session_.get());
   setup.LimitWaits(deadline);
   if (session_->initialized() && session_->rank() == 0) {
-    TESSERA_LOG(INFO, "the job is there already: training goes on at step {}, with its values",
+    TESSERA_LOG(INFO, "the job exists already: training continues at step {} with its values",
                 session_->next_step());
   }
   if (session_->initialized()) RETURN_IF_ERROR(SessionBuffers(session_.get()).Resume());

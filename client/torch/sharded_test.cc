@@ -319,7 +319,7 @@ TEST_F(ShardedTest, ParameterInTwoUnitsIsRefusedWithBothNames) {
 
 TEST_F(ShardedTest, PlainRootIsRefused) {
   EXPECT_THAT(ShardedModel::Attach(std::make_shared<BlockImpl>(8), OptionsFor(0, 1)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no tessera::Sharded")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a tessera::Sharded")));
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ absl::StatusOr<std::vector<int>> UnitsToSummon(const ModuleUnits& units,
   if (!found.empty()) return found;
   return absl::InvalidArgumentError(options.recurse
                                         ? "summon: no unit of this model is at or below the module"
-                                        : "summon: the module is no unit of this model");
+                                        : "summon: the module is not a unit of this model");
 }
 
 torch::Tensor TensorOf(ConstValues values, const std::vector<int64_t>& shape) {

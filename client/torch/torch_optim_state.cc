@@ -172,7 +172,7 @@ absl::StatusOr<States> StatesFrom(const OptimStateDict& dict, const std::vector<
   for (const auto& item : dict.state) {
     if (known.count(item.key()) == 0) {
       return absl::NotFoundError(
-          absl::StrCat("optimizer state: '", item.key(), "' is no parameter of the optimizer"));
+          absl::StrCat("optimizer state: '", item.key(), "' is not a parameter of the optimizer"));
     }
   }
   States states;

@@ -79,9 +79,9 @@ absl::Status AddGroup(torch::nn::Module& root, const std::vector<std::string>& n
   const auto modules = root.named_modules("", /*include_self=*/false);
   for (const std::string& name : names) {
     const auto* found = modules.find(name);
-    if (found == nullptr) return refused(name, "is no module below the root");
+    if (found == nullptr) return refused(name, "is not a module below the root");
     const auto* sharded = dynamic_cast<const ShardedBase*>(found->get());
-    if (sharded == nullptr) return refused(name, "is no tessera::Sharded<>");
+    if (sharded == nullptr) return refused(name, "is not a tessera::Sharded<>");
     for (const std::string& other : names) {
       if (absl::StartsWith(name, absl::StrCat(other, ".")))
         return refused(name, "is inside of another one of them");

@@ -43,7 +43,7 @@ absl::StatusOr<int> UnitOf(const ModuleUnits& units, const torch::nn::Module& mo
   const auto found = units.unit_of_module.find(dynamic_cast<const ShardedBase*>(&module));
   if (found != units.unit_of_module.end()) return found->second;
   return absl::InvalidArgumentError(
-      absl::StrCat("module '", module.name(), "' is no unit of this model"));
+      absl::StrCat("module '", module.name(), "' is not a unit of this model"));
 }
 
 absl::StatusOr<std::vector<int>> UnitsOf(const ModuleUnits& units,

@@ -233,9 +233,9 @@ TEST(WrapPolicyTest, GroupThatCannotBeAUnitIsRefusedByName) {
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
   refused({{}}, "names none");
-  refused({{"a", "c"}}, "unit of several modules 'a, c': 'c' is no module below the root");
-  refused({{"", "a"}}, "'' is no module below the root");
-  refused({{"a", "plain"}}, "'plain' is no tessera::Sharded<>");
+  refused({{"a", "c"}}, "unit of several modules 'a, c': 'c' is not a module below the root");
+  refused({{"", "a"}}, "'' is not a module below the root");
+  refused({{"a", "plain"}}, "'plain' is not a tessera::Sharded<>");
   refused({{"a", "a.norm"}}, "'a.norm' is inside of another one of them");
   refused({{"a", "a"}}, "'a' is in a unit of several modules already");
   refused({{"a"}, {"b", "a"}}, "'b, a': 'a' is in a unit of several modules already");

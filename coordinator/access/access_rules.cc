@@ -22,7 +22,7 @@ constexpr char kCertificate[] = "certificate:";
 constexpr char kNamedRole[] = "tessera:";  // In a certificate's common name.
 constexpr char kOwnFolder[] = "/{owner}";  // At the end of a save root.
 
-// As identities are written; empty: it is none.
+// The identity in its canonical form; empty: not an identity.
 std::string NormalizedIdentity(absl::string_view text) {
   uint32_t uid = 0;
   if (absl::ConsumePrefix(&text, "uid:"))
@@ -31,7 +31,7 @@ std::string NormalizedIdentity(absl::string_view text) {
   return std::string(text);
 }
 
-// As one part of a path; nullopt: there is none that is only his.
+// As one part of a path; nullopt: the identity has no folder that is only its own.
 std::optional<std::string> FolderOf(absl::string_view identity) {
   const absl::string_view name = identity.substr(identity.find(':') + 1);
   const auto is_plain = [](unsigned char c) {
@@ -124,7 +124,7 @@ absl::Status AccessRules::Check(const std::string& identity, Right right, absl::
   return absl::PermissionDeniedError(absl::StrCat(
       "'", identity, "' may not ", right == Right::kRead ? "read" : "change", " job '", job,
       "': its owner is ", owner.empty() ? "not known" : absl::StrCat("'", owner, "'"), ", and '",
-      identity, "' is no operator", right == Right::kRead ? " or reader" : ""));
+      identity, "' is not an operator", right == Right::kRead ? " or reader" : ""));
 }
 
 absl::Status AccessRules::CheckIsWorker(const std::string& identity) const {
@@ -171,7 +171,8 @@ absl::StatusOr<std::string> AccessRules::SaveRootOf(const std::string& identity,
     return absl::InvalidArgumentError(
         absl::StrCat("path '", path, "': must be absolute, without '..'"));
   }
-  std::string longest;  // A root in another one may be behind a link.
+  // The longest, because a root inside another one may be reached through a link.
+  std::string longest;
   for (const std::string& root : SaveRootsOf(identity)) {
     if (IsBelow(*normalized, root) && root.size() > longest.size()) longest = root;
   }

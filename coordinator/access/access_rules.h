@@ -1,16 +1,16 @@
-// Who may do what: roles of identities (net/caller_identity.h), and the owner of each job.
+// Access control: the roles of identities (net/caller_identity.h), and the owner of each job.
 //
 //              list   create   read a job,        change: put, save,    work: register, send
 //                              its state, saves   delete, hand over     and fetch for a worker
 //   operator   yes    yes      all                all                   no
-//   owner      yes    yes      his own            his own               no
+//   owner      yes    yes      own jobs           own jobs              no
 //   reader     yes             all                                      no
-//   worker     yes                                                      of the ids that it has
+//   worker     yes                                                      for its own worker ids
 //
-// Everybody who is known may own jobs, beside the roles that he has. The coordinator's own user and
-// root are operators, and work for any worker. Others get roles by grants, or by what their
-// certificate's common name says: "tessera:operator", "tessera:reader", "tessera:worker:ID". Of
-// these certificates only the operator's creates jobs.
+// Every identified caller may own jobs, in addition to its roles. The coordinator's own user and
+// root are operators, and work for any worker. Others get roles by grants, or by the common name of
+// their certificate: "tessera:operator", "tessera:reader", "tessera:worker:ID". Of these
+// certificates only the operator's creates jobs.
 //
 // Pure; thread-safe.
 #ifndef TESSERA_COORDINATOR_ACCESS_ACCESS_RULES_H_
@@ -33,29 +33,30 @@ class AccessRules {
  public:
   // `own`: the identity of the coordinator's user. `grants`: "operator=uid:1000",
   // "reader=certificate:alice", "worker:w1=uid:995" or "worker=uid:995", for any worker id.
-  // `save_roots`: the folders below which checkpoints that clients ask for may be; empty: any, for
-  // the coordinator's own user and root alone. One that ends in "/{owner}" is for each caller the
-  // folder of his name in it ("1000" of uid:1000), and for operators all of them.
-  // Errors: InvalidArgument  a grant is not of this form, or a folder is no absolute path
+  // `save_roots`: the folders that may contain the checkpoints that clients request; empty: any
+  // folder, but only for the coordinator's own user and root. A root that ends in "/{owner}" stands
+  // for the caller's own folder in it ("1000" for uid:1000), and for operators for all of these.
+  // Errors: InvalidArgument  a malformed grant, or a folder that is not an absolute path
   static absl::StatusOr<AccessRules> Make(const std::string& own,
                                           const std::vector<std::string>& grants,
                                           const std::vector<std::string>& save_roots);
 
   bool IsOperator(const std::string& identity) const { return RolesOf(identity).is_operator; }
 
-  // `job` and `owner` are of kRead and kChange alone; an empty owner is nobody.
+  // `job` and `owner` apply only to kRead and kChange. An empty owner matches nobody.
   // Errors: PermissionDenied  names the identity, the job and its owner
   absl::Status Check(const std::string& identity, Right right, absl::string_view job = "",
                      const std::string& owner = "") const;
-  // Errors: PermissionDenied  `identity` works for no worker
+  // Errors: PermissionDenied  `identity` does not work for any worker
   absl::Status CheckIsWorker(const std::string& identity) const;
   // Errors: PermissionDenied  `identity` does not work for this worker
   absl::Status CheckWorker(const std::string& identity, const std::string& worker) const;
-  // Those of --save-root that are for this identity.
+  // The folders of --save-root that this identity may use.
   std::vector<std::string> SaveRootsOf(const std::string& identity) const;
-  // Below which of them the path is ("/" where it may be anywhere), as text: who makes files there
-  // looks at links. Errors: InvalidArgument   not absolute, or with ".."
-  //         PermissionDenied  not below a save root: names them
+  // The root that contains `path` ("/" if any folder is allowed), compared as text: the code that
+  // creates files there checks links.
+  // Errors: InvalidArgument   not absolute, or with ".."
+  //         PermissionDenied  not below a save root (names the roots)
   absl::StatusOr<std::string> SaveRootOf(const std::string& identity,
                                          const std::string& path) const;
 

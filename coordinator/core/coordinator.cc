@@ -11,7 +11,7 @@
 namespace tessera::coordinator {
 namespace {
 
-// Errors: PermissionDenied  the job is somebody else's than who sent the event.
+// Errors: PermissionDenied  the sender of the event does not own the job
 template <typename Event>
 absl::Status CheckOwner(const Event& event, const std::string& owner) {
   if (event.by_operator || event.owner == owner) return absl::OkStatus();
@@ -41,6 +41,7 @@ absl::StatusOr<Coordinator> Coordinator::Restore(const CoordinatorOptions& optio
   for (const auto& [worker, member] : coordinator.state_.members().members()) {
     coordinator.liveness_.Heard(worker, now);
   }
+  // After all other records, because only the orders of each job's last epoch count.
   for (const StateRecord& record : records) {
     const auto* order = std::get_if<OrderRecord>(&record);
     const Job* job = order == nullptr ? nullptr : coordinator.state_.FindJob(order->job);
@@ -86,7 +87,7 @@ void Coordinator::TakeOverHeld(absl::Time until, int64_t first_save_number, Effe
 }
 
 void Coordinator::Put(StateRecord record, Effects* effects) {
-  undos_.push_back(state_.UndoOf(record));
+  undos_.push_back(state_.UndoOf(record));  // Before Apply: it keeps what the record replaces.
   state_.Apply(record);
   effects->records.push_back(std::move(record));
 }
@@ -148,19 +149,19 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
   RETURN_IF_ERROR(CheckKnown(event.job));
   if (take_over_until_.has_value()) {
     return absl::UnavailableError(
-        "the journal is new, or an older one: first the coordinator takes over what the workers of "
-        "its cluster hold");
+        "the journal is new, or an older copy: the coordinator first takes over what the workers "
+        "of its cluster hold");
   }
   if (replay != nullptr) {
     return absl::NotFoundError(absl::StrCat("job '", event.job.value(),
                                             "' was created by this request and deleted since"));
   }
   RETURN_IF_ERROR(owner_limits_.Create(options_, state_.jobs(), event, now));
-  if (!event.by_operator)  // Theirs are not counted.
+  if (!event.by_operator)  // Operators' jobs are not counted.
     undos_.push_back([this](DurableState*) { owner_limits_.TakeBackCreate(); });
   JobStatus status;
   status.reason = "the job was created";
-  // Later than what was deleted of this id, whatever the clock says.
+  // Later than any deleted generation of this id, even if the clock has gone back.
   const int64_t sequence =
       std::max(NextSequence(now), state_.deleted().Newest(event.job).value() + 1);
   Put(JobSpecRecord{event.job, event.spec, Creation(sequence), event.owner, event.attach_key},
@@ -189,13 +190,13 @@ absl::Status Coordinator::DeleteJob(const DeleteJobEvent& event, absl::Time now,
   last.state = *NextState(last.state, JobEvent::kDeleted);
   const std::set<WorkerId> workers = WorkersOf(last.placements);
   last.placements.clear();
-  const DropJob drop{event.job, job->creation};
+  const DropJob drop{event.job, job->creation};  // Before the record that deletes `job`.
   Put(JobGoneRecord{event.job}, effects);
   RememberDeleted(event.job, drop.creation, effects);
   RememberRequest(event.request_id,
                   {RequestKind::kDeleteJob, event.job, std::move(last), NextSequence(now)},
                   effects);
-  // A worker that is away learns it when it says what it holds.
+  // A disconnected worker learns of it when its heartbeat lists the job.
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, drop});
   effects->changed_jobs.insert(event.job);
   ForgetLostMembers(effects);
@@ -205,7 +206,7 @@ absl::Status Coordinator::DeleteJob(const DeleteJobEvent& event, absl::Time now,
 
 std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
   if (IsBehind(id, job)) {
-    return absl::StrCat("the journal is of an older epoch of it than its workers: ",
+    return absl::StrCat("the journal has an older epoch of it than its workers: ",
                         Orphans::DescribeHolders(*orphans_.Find({id, job.creation})));
   }
   if (job.status.state == JobState::kWaiting) {
@@ -232,7 +233,7 @@ JobView Coordinator::View(const JobId& id, const Job& job) const {
   JobView view{id, job.creation,  job.spec,  job.status,     job.committed_step,
                {}, job.hand_over, job.owner, job.attach_key, job.spec_bytes};
   view.status.reason = StateReason(id, job);
-  // Of the epoch before, where nobody has said anything in this one.
+  // From an earlier epoch, for ranks that have not reported in this one.
   if (const auto runtime = runtimes_.find(id); runtime != runtimes_.end())
     view.ranks = runtime->second.last_seen;
   return view;

@@ -4,9 +4,9 @@
 //                            │ records made durable     ──► Accept(), send the commands
 //                            └ records could not be     ──► Rollback(), refuse the event
 //
-// Whoever calls a handler calls Accept or Rollback before the next one. After a rollback the
-// durable state is what it was; what was merely heard (a failure, an answer) is kept, so the next
-// Tick tries again what follows from it. A handler that returned an error is always rolled back.
+// The caller of a handler must call Accept or Rollback before it calls the next handler. Rollback
+// restores the durable state. What was only heard (a failure, an answer) is kept, and the next Tick
+// acts on it again. A handler that returned an error is always rolled back.
 //
 // Thread-compatible: one caller at a time. `now` never goes back.
 #ifndef TESSERA_COORDINATOR_CORE_COORDINATOR_H_
@@ -37,63 +37,64 @@ class Coordinator {
  public:
   explicit Coordinator(const CoordinatorOptions& options);
 
-  // The state that `records` left. Every worker has the full timeout from `now` to be heard of.
-  // Errors: DataLoss  records that do not belong together
+  // Rebuilds the state from `records`. Each worker gets the full timeout, counted from `now`.
+  // Errors: DataLoss  the records contradict each other
   static absl::StatusOr<Coordinator> Restore(const CoordinatorOptions& options,
                                              const std::vector<StateRecord>& records,
                                              absl::Time now);
 
   void Accept();
   void Rollback();
-  // Which cluster this is: empty until it was named, once.
+  // The cluster's id: empty until NameCluster, which is called once.
   const std::string& cluster() const { return state_.cluster().id; }
   void NameCluster(const std::string& id, Effects* effects);
-  // Before a Tick at `until` no job is made and no epoch begins: workers may hold later ones.
+  // Until a Tick at `until` no job is created and no epoch begins: workers may hold later ones.
   void TakeOverHeld(absl::Time until, int64_t first_save_number, Effects* effects);
-  // Of a job whose records cannot be read, and why; before the first event. It is kept as it is,
-  // shown, and given up once its workers describe it, or it is deleted.
+  // Marks a job whose records cannot be read. Call it before the first event. The records are kept
+  // and the job is shown, until the job's workers describe it or it is deleted.
   void Quarantine(const JobId& job, const std::string& reason) { unreadable_[job] = reason; }
 
   // --- jobs ---
-  // Errors: InvalidArgument    differs from the job of this id (names both ranks)
-  //         AlreadyExists      the request id was used for something else
+  // Errors: InvalidArgument    the job of this id has another spec (names both ranks)
+  //         AlreadyExists      the request id was used for another request
+  //         PermissionDenied   the job belongs to another owner
   //         NotFound           this request created the job, which was deleted since
-  //         ResourceExhausted  too many jobs, or bytes of their models (owner_limits.h)
-  //         Unavailable        workers are about to describe one that the journal does not know
+  //         ResourceExhausted  too many jobs, or too many bytes of models (owner_limits.h)
+  //         Unavailable        the coordinator is still taking over jobs from workers
   absl::StatusOr<JobView> CreateJob(const CreateJobEvent& event, absl::Time now, Effects* effects);
-  // Errors of all: NotFound; of DeleteJob: AlreadyExists as above, too.
+  // Errors of both: NotFound. DeleteJob also: AlreadyExists, PermissionDenied, as above.
   absl::Status DeleteJob(const DeleteJobEvent& event, absl::Time now, Effects* effects);
   absl::StatusOr<JobView> GetJob(const JobId& job) const;
-  // Those behind `after`, by id, and no more than so many.
+  // At most `max_jobs` jobs whose ids follow `after`, in the order of their ids.
   std::vector<JobView> ListJobs(const JobId& after = JobId(), size_t max_jobs = SIZE_MAX) const;
 
   // --- membership ---
-  // Errors: FailedPrecondition, InvalidArgument  as MemberRegistry::CheckRegister
-  //         ResourceExhausted                    too many workers
-  //         AlreadyExists                        an older incarnation is there and answers: this is
-  //                                              no restart of it, but a second worker of its name
-  // A life of a worker that had one before begins with its first stream: a registration may come
-  // late, of a process that has ended since.
+  // Errors: FailedPrecondition, InvalidArgument, PermissionDenied  as MemberRegistry::CheckRegister
+  //         ResourceExhausted  too many workers
+  //         AlreadyExists      an older incarnation is connected: this is a second worker of its
+  //                            name, not its restart
+  // A restarted worker's new life begins with its first stream, not here: the registration may be
+  // a late one, from a process that has ended since.
   absl::Status RegisterWorker(const WorkerId& worker, const Member& member, absl::Time now,
                               Effects* effects);
   const MemberRegistry& members() const { return state_.members(); }
   Claims claims() const { return state_.ClaimedByOthers(JobId()); }
-  // As MemberRegistry's, also of lives that have not begun.
+  // As in MemberRegistry, and also for lives that have not begun.
   Incarnation IncarnationOf(const WorkerId& worker, const std::string& key) const;
   absl::Status CheckKey(const WorkerId& worker, Incarnation incarnation,
                         const std::string& key) const;
   absl::Duration SilentFor(const WorkerId& worker, absl::Time now) const {
     return liveness_.SilentFor(worker, now);
   }
-  // A stream of this worker begins; what the worker may have missed is sent again.
-  // Errors: AlreadyExists, as of RegisterWorker
-  // Errors, here and in the events below: as MemberRegistry::CheckCurrent. The events below also:
-  //   InvalidArgument  a rank or unit that the job lacks, or a rank that is not on this worker
-  // Events of other epochs or creations, or of jobs that are gone, are ignored; but a worker that
-  // holds a job which was deleted, or of which it has no rank, is told to drop it, and one that
-  // holds what the journal does not know is asked to describe it.
+  // A stream of this worker begins. What the worker may have missed is sent again.
+  // Errors: AlreadyExists as RegisterWorker; and here and below, as MemberRegistry::CheckCurrent.
+  // The events below also: InvalidArgument  a rank or unit that the job lacks, or a rank that is
+  // not on this worker.
+  // Events of other epochs or generations, or of deleted jobs, are ignored. But a worker that holds
+  // a deleted job, or a job of which it has no rank, is told to drop it. One that holds a job that
+  // the journal does not know is asked to describe it.
   absl::Status Connect(const Sender& sender, absl::Time now, Effects* effects);
-  // The worker's stream has ended. It may be its process too.
+  // The worker's stream has ended. Its process may have ended too.
   void Disconnected(const WorkerId& worker) { away_.insert(worker); }
   absl::Status Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs, absl::Time now,
                          Effects* effects);
@@ -105,54 +106,53 @@ class Coordinator {
                              Effects* effects);
   absl::Status ReportPrepared(const Sender& sender, const EpochPrepared& event, absl::Time now,
                               Effects* effects);
-  // A worker describes a job that the journal does not know, or knows in an older epoch: once all
-  // of the job's workers have, it goes on from what they hold.
+  // A worker describes a job that the journal does not know, or knows in an older epoch. Once all
+  // of the job's workers have described it, it continues from what they hold.
   absl::Status ReportHeld(const Sender& sender, const HeldJob& event, absl::Time now,
                           Effects* effects);
 
   // --- hand-over: coordinator_hand_over.cc ---
-  // One rank offers; once all of the epoch have offered the same step, the hand-over stands. A
-  // repeat of what stands changes nothing.
-  // Errors: NotFound; Aborted     the epoch is not current
-  //         FailedPrecondition  the creation is not, or another rank offered another step
-  //         ResourceExhausted   too many bytes of trainers
+  // One rank offers. Once all ranks of the epoch have offered the same step, the hand-over is
+  // pending. To repeat an offer of a pending hand-over changes nothing.
+  // Errors: NotFound; Aborted   the epoch is not current
+  //         FailedPrecondition  the generation is not current, or another rank offered another step
+  //         ResourceExhausted   the trainers' states are too large together
   absl::Status OfferHandOver(const HandOverOffer& offer, absl::Time now, Effects* effects);
-  // Unless it stands by now, or the rank has offered again since.
+  // No effect if the hand-over is pending by now, or the rank has offered again since.
   void WithdrawOffer(const HandOverOffer& offer);
-  // Errors: NotFound; FailedPrecondition  there is none, or it is accepted (says by whom)
+  // Errors: NotFound; FailedPrecondition  none is pending, or it is accepted (names the taker)
   absl::Status CancelHandOver(const JobId& job, const std::string& reason, absl::Time now,
                               Effects* effects);
-  // One rank of a job that takes over. Once all of its epoch say so, the next phase is reached.
-  // Errors: NotFound; Aborted     the taker's epoch is not current
-  //         FailedPrecondition  it does not stand, or is another job's; the taker's creation is not
-  //                             current
+  // One rank of a taker. Once all ranks of its epoch say the same, the next phase is reached.
+  // Errors: NotFound; Aborted   the taker's epoch is not current, or no frozen epoch has begun
+  //         FailedPrecondition  not pending, another job's, or the taker's generation is stale
   absl::Status TakeOverJob(const TakeOver& event, absl::Time now, Effects* effects);
 
   // --- saves: coordinator_saves.cc ---
-  // Errors: see Checkpoints in proto/saves.proto, but those of the form.
+  // Errors: as Checkpoints in proto/saves.proto, except those about a save's form.
   absl::StatusOr<SaveView> RequestSave(const RequestSaveEvent& event, absl::Time now,
                                        Effects* effects);
   absl::StatusOr<SaveView> CancelSave(const JobId& job, int64_t number, absl::Time now,
                                       Effects* effects);
   absl::StatusOr<SaveView> GetSave(const JobId& job, int64_t number) const;  // Errors: NotFound
-  // Those that have not ended, by number; then the others, the newest first. Errors: NotFound
+  // The pending ones by number, then the ended ones, newest first. Errors: NotFound
   absl::StatusOr<std::vector<SaveView>> ListSaves(const JobId& job) const;
-  // Errors: as of the events above. An end that cannot be journalled is noted by a later Tick.
+  // Errors: as the events above. An end that cannot be journalled is recorded by a later Tick.
   absl::Status ReportSave(const Sender& sender, const SaveReport& event, absl::Time now,
                           Effects* effects);
 
-  // What time brings: lost workers, workers that do not prepare an epoch, epochs whose start was
-  // put off, steps to make durable. To be called several times in a worker timeout.
+  // Does what depends on time: lost workers, workers that do not prepare an epoch, delayed starts
+  // of epochs, steps to make durable. Call it several times per worker timeout.
   void Tick(absl::Time now, Effects* effects);
 
  private:
   void Put(StateRecord record, Effects* effects);
   JobView View(const JobId& id, const Job& job) const;
-  // Of one that only workers know, or whose records cannot be read; none: it is no such job.
+  // A job that only workers know, or whose records cannot be read; nullopt: no such job.
   std::optional<JobView> ViewOrphan(const JobId& id) const;
-  // OK, or Unavailable: why the journal does not know what this job is.
+  // Errors: Unavailable  only workers know the job, or its records cannot be read (says which)
   absl::Status CheckKnown(const JobId& id) const;
-  // Makes the runtime of the job's epoch where there is none. Only for an epoch that was accepted.
+  // Creates the runtime of the job's epoch if it is missing. Only for an accepted epoch.
   EpochRuntime& Runtime(const JobId& id, const Job& job);
   const EpochRuntime* FindRuntime(const JobId& id, const Job& job) const;
 
@@ -160,12 +160,12 @@ class Coordinator {
   absl::Status CheckMayFollow(const WorkerId& worker) const;
   const Member* FindArrival(const WorkerId& worker, Incarnation incarnation) const;
   void BeginLife(const WorkerId& worker, Member member, absl::Time now, Effects* effects);
-  // Checks the sender, notes that it lives, and takes it back if it was lost.
+  // Checks the sender, records that it is alive, and readmits it if it was lost.
   absl::Status Hear(const Sender& sender, absl::Time now, Effects* effects);
   // The job whose current epoch this is and whose rank is on the sender; null: ignore the event.
   absl::StatusOr<const Job*> CurrentJob(const Sender& sender, const JobId& job, Creation creation,
                                         Epoch epoch, Rank rank) const;
-  // The same request made before, or null. Errors: AlreadyExists  used for another one
+  // The earlier request of this id, or null. Errors: AlreadyExists  it was another request
   absl::StatusOr<const Request*> FindReplay(const std::string& request_id, RequestKind kind,
                                             const JobId& job) const;
   // For a request, and for the job that it creates.
@@ -191,7 +191,7 @@ class Coordinator {
   void CheckPreparing(absl::Time now);
   JobPlacer Placer() const { return {&options_, &state_, &runtimes_, &avoided_, &orphans_}; }
 
-  // The epoch protocol: does what the facts now call for.
+  // The epoch protocol: takes the actions that the current state requires.
   void AdvanceAll(absl::Time now, Effects* effects);
   void Advance(const JobId& id, absl::Time now, Effects* effects);
   void OpenEpoch(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
@@ -202,7 +202,7 @@ class Coordinator {
   std::string StateReason(const JobId& id, const Job& job) const;
   void FlushStep(const JobId& id, Effects* effects);
 
-  // What time, and what became of their takers, brings to hand-overs.
+  // Advances hand-overs whose deadline has passed, or whose taker is gone or took a step.
   void AdvanceHandOvers(absl::Time now, Effects* effects);
   void AdvanceHandOver(const JobId& id, absl::Time now, Effects* effects);
   void EndHandOver(const JobId& id, HandOver ended, absl::Time now, Effects* effects);
@@ -211,14 +211,14 @@ class Coordinator {
 
   SaveView ViewSave(const JobId& id, const Job& job, const Save& save) const;
   std::string WhySaveWaits(const JobId& id, const Job& job, const Save& save) const;
-  // Tells workers which save is wanted, if the job ever had one.
+  // Tells workers which save is requested next, if the job ever had one.
   void SendWish(const JobId& id, const std::set<WorkerId>& workers, Effects* effects) const;
-  // Journals that it ended so, and what else that changes; and tells of the next one.
+  // Records the end of `save` and its effects on other saves, and announces the next request.
   void EndSave(const JobId& id, Save save, const absl::Status& outcome, absl::Time now,
                Effects* effects);
   void NoteHeardSaves(absl::Time now, Effects* effects);
   void NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* effects);
-  // The epoch is over, for this reason, and what was being saved in it.
+  // Ends the current attempt to save, because its epoch ended for this reason.
   void EndSaveTry(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
   void EndPendingSaves(const JobId& id, const absl::Status& outcome, absl::Time now,
                        Effects* effects);
@@ -227,19 +227,19 @@ class Coordinator {
 
   CoordinatorOptions options_;
   DurableState state_;
-  std::vector<DurableState::Undo> undos_;  // Of the changes that wait for Accept or Rollback.
+  std::vector<DurableState::Undo> undos_;  // For changes that wait for Accept or Rollback.
   Liveness liveness_;
-  std::set<WorkerId> away_;  // Have had no stream since they registered, or it has ended.
-  // By worker, lives that are registered and have not begun.
+  std::set<WorkerId> away_;  // No stream since they registered, or it has ended.
+  // By worker: lives that are registered and have not begun.
   std::map<WorkerId, std::map<Incarnation, Member>> arrivals_;
   std::map<JobId, EpochRuntime> runtimes_;
   std::map<JobId, RestartPacer> pacers_;
   std::map<JobId, AvoidedWorkers> avoided_;
   std::optional<absl::Time> take_over_until_;
   Orphans orphans_;
-  std::map<JobId, std::string> unreadable_;  // And why.
-  std::set<JobId> replaced_;                 // Of these, once what waits for Accept is accepted.
-  // Ends of saves that are not durable yet, of which the first ones are in what waits for Accept.
+  std::map<JobId, std::string> unreadable_;  // With the reason.
+  std::set<JobId> replaced_;                 // Leave unreadable_ on Accept.
+  // Ends of saves that are not durable yet. The first `noted_saves_` of them wait for Accept.
   std::vector<SaveReport> heard_saves_;
   size_t noted_saves_ = 0;
   OwnerLimits owner_limits_;

@@ -1,4 +1,4 @@
-// The epoch protocol of coordinator.h: facts in, at most one epoch opened or begun a job, out.
+// The epoch protocol of coordinator.h: opens or begins at most one epoch of a job per event.
 #include <map>
 #include <utility>
 
@@ -17,7 +17,7 @@ bool NeedsNoLess(const HostMemory& a, const HostMemory& b) {
   return a.shared_bytes >= b.shared_bytes && a.rank_bytes >= b.rank_bytes;
 }
 
-// Of jobs that need the same devices: no worker that lacks memory for `b` has it for `a`.
+// For jobs that need the same devices: a worker without memory for `b` has none for `a` either.
 bool NeedsNoLess(const JobSpec& a, const JobSpec& b) {
   return NeedsNoLess(a.processor_memory, b.processor_memory) &&
          NeedsNoLess(a.gpu_host_memory, b.gpu_host_memory);
@@ -28,8 +28,8 @@ bool NeedsNoLess(const JobSpec& a, const JobSpec& b) {
 void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
   std::vector<JobId> ids;
   for (const auto& [id, job] : state_.jobs()) ids.push_back(id);
-  // Of many jobs most are new, and wait for devices. One that needs more than there are is not
-  // looked at further, nor one for which there was no place when another needed no more.
+  // With many jobs, most are new and wait for devices. Skip a job that needs more devices than are
+  // free, and one that needs no less than a job for which there was no place.
   int64_t max_free = state_.MaxFreeDevices();
   std::map<std::pair<int32_t, int32_t>, const JobSpec*> in_vain;
   for (const JobId& id : ids) {
@@ -81,8 +81,8 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   const EpochRuntime* runtime = FindRuntime(id, job);
   const bool failed = runtime != nullptr && runtime->failure.has_value();
   const bool all_prepared = runtime != nullptr && runtime->gather.complete();
-  // One that could not even be prepared would fail again at once: it is not the start that is put
-  // off then, but the next try.
+  // A job that could not even be prepared would fail again at once. So it is the next epoch that is
+  // delayed, not only its start.
   const bool unprepared = job.status.state == JobState::kStarting && !all_prepared;
   if (failed && (!unprepared || PacerOf(id).MayStart(now))) {
     OpenEpoch(id, runtime->failure->reason, now, effects);
@@ -95,7 +95,7 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
     return;
   }
   if (job.status.state != JobState::kStarting || !all_prepared || failed) return;
-  // Steps that nobody had reported when a part of the shards went with a worker's memory.
+  // A worker knows decided steps that nobody reported before other shards were lost.
   const bool in_part = !job.status.bound && runtime->gather.ResumeStep(Step(0)) > Step(0);
   if (in_part) return GiveUp(id, kPartIsGone, now, effects);
   if (PacerOf(id).MayStart(now)) BeginEpoch(id, effects);
@@ -103,8 +103,9 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
 
 void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Time now,
                             Effects* effects) {
+  // First, because the ledger of this epoch is not found once the epoch has changed.
   FlushStep(id, effects);
-  const Job job = *state_.FindJob(id);
+  const Job job = *state_.FindJob(id);  // A copy: the records below change the job.
   EpochFailure failure;
   if (const EpochRuntime* runtime = FindRuntime(id, job); runtime && runtime->failure) {
     failure = *runtime->failure;
@@ -153,7 +154,7 @@ void Coordinator::SendEpochOpened(const JobId& id, const std::vector<RankPlaceme
   const JobView view = View(id, job);
   std::set<WorkerId> told;
   for (const RankPlacement& placement : job.status.placements) {
-    // A waiting job's ranks may be placed on workers that are gone.
+    // The ranks of a waiting job may be placed on workers that are gone.
     if (!state_.members().IsLive(placement.worker, placement.incarnation)) continue;
     if (!told.insert(placement.worker).second) continue;
     effects->commands.push_back(
@@ -176,7 +177,7 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
   if (job.IsFrozen() && !job.hand_over->frozen) {
     HandOver begun = *job.hand_over;
     begun.frozen = begun.step == next.resume_step;
-    if (!begun.frozen) {  // Its trainers had gone on before anybody could stop them.
+    if (!begun.frozen) {  // The trainers decided another step before the job was frozen.
       begun.phase = *NextPhase(begun.phase, HandOverStep::kCancel);
       begun.reason = absl::StrCat("step ", next.resume_step.value(), " is decided");
     }
@@ -218,7 +219,7 @@ void Coordinator::GiveUp(const JobId& id, const std::string& reason, absl::Time 
   next.state = *state;
   const std::string broken = state_.WhyPlacementBroken(next);
   next.reason = absl::StrCat(reason, broken.empty() ? "" : absl::StrCat(" (", broken, ")"),
-                             ": delete the job, and make it anew from its last saved model");
+                             ": delete the job, and create it again from its last saved model");
   for (const WorkerId& worker : WorkersOf(next.placements)) {
     effects->commands.push_back({worker, DropJob{id, job.creation}});
   }
@@ -298,9 +299,9 @@ void Coordinator::Tick(absl::Time now, Effects* effects) {
     if (state_.FindJob(id) != nullptr) FlushStep(id, effects);
   }
   for (auto& [id, avoided] : avoided_) avoided.Expire(state_.members(), now);
-  NoteHeardSaves(now, effects);
+  NoteHeardSaves(now, effects);  // First, so that a save that has ended does not expire.
   WithdrawExpiredSaves(now, effects);
-  CheckPreparing(now);
+  CheckPreparing(now);  // Only marks the failures on which AdvanceAll acts.
   AdvanceHandOvers(now, effects);
   AdvanceAll(now, effects);
   ForgetLostMembers(effects);

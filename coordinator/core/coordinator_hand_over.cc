@@ -1,4 +1,4 @@
-// How one job goes on as another: the hand-over of hand_over.h, and who decides the next step.
+// How one job continues as another, and which of them decides the next step: see hand_over.h.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -21,8 +21,9 @@ std::string What(const JobId& job) { return absl::StrCat("job '", job.value(), "
 absl::Status CheckSpeaker(const JobId& id, const Job& job, Creation creation, Epoch epoch,
                           Rank rank) {
   if (job.creation != creation) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        What(id), " was deleted and made anew: creation ", creation.value(), " is not current"));
+    return absl::FailedPreconditionError(absl::StrCat(What(id),
+                                                      " was deleted and created again: generation ",
+                                                      creation.value(), " is not current"));
   }
   if (job.status.state != JobState::kRunning || job.status.epoch != epoch) {
     return absl::AbortedError(absl::StrCat(What(id), ": epoch ", epoch.value(),
@@ -53,7 +54,7 @@ absl::Status Coordinator::OfferHandOver(const HandOverOffer& offer, absl::Time n
                                         Effects* effects) {
   const Job* job = state_.FindJob(offer.job);
   if (job == nullptr) return NoSuchJob(offer.job);
-  // A repeat, whose reply was lost with a connection or a coordinator.
+  // A retry, because the reply was lost with a connection or a coordinator.
   if (job->creation == offer.creation && job->hand_over.has_value() &&
       job->hand_over->step == offer.step &&
       (job->IsFrozen() || job->hand_over->number == offer.epoch.value())) {
@@ -70,6 +71,7 @@ absl::Status Coordinator::OfferHandOver(const HandOverOffer& offer, absl::Time n
   offers[static_cast<int32_t>(offer.rank.value())] = offer;
   if (static_cast<int>(offers.size()) < job->spec->config.world_size) return absl::OkStatus();
   HandOver made;
+  // Epochs only increase, so this is larger than any earlier hand-over's number.
   made.number = offer.epoch.value();
   made.step = offer.step;
   auto states = std::make_shared<std::vector<std::string>>();
@@ -107,9 +109,9 @@ absl::Status Coordinator::CancelHandOver(const JobId& id, const std::string& rea
   if (!job->IsFrozen() || IsOver(job->status.state))
     return absl::FailedPreconditionError(absl::StrCat(What(id), " is not handed over"));
   if (job->hand_over->phase == HandOverPhase::kAccepted) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(What(id), ": job '", job->hand_over->taker.value(),
-                     "' takes it over already: as long as that exists, it alone goes on"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        What(id), ": job '", job->hand_over->taker.value(),
+        "' takes it over already: as long as that job exists, only that one can continue"));
   }
   HandOver ended = Moved(*job->hand_over, HandOverStep::kCancel);
   ended.reason = reason;
@@ -120,7 +122,7 @@ absl::Status Coordinator::CancelHandOver(const JobId& id, const std::string& rea
 void Coordinator::EndHandOver(const JobId& id, HandOver ended, absl::Time now, Effects* effects) {
   const std::string reason = absl::StrCat("its hand-over is cancelled: ", ended.reason);
   Put(HandOverRecord{id, std::move(ended)}, effects);
-  // Where an epoch is prepared, that one is not frozen any more; where none is, the next.
+  // An epoch that is being prepared begins unfrozen; a running one has to be replaced.
   if (state_.FindJob(id)->status.state == JobState::kRunning) OpenEpoch(id, reason, now, effects);
   effects->changed_jobs.insert(id);
 }
@@ -133,7 +135,7 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time now, Eff
   };
   if (job->creation != event.creation || !job->hand_over.has_value() ||
       job->hand_over->number != event.number) {
-    return refuse("this hand-over does not stand any more");
+    return refuse("this hand-over is no longer pending");
   }
   const HandOver& hand_over = *job->hand_over;
   if (hand_over.phase == HandOverPhase::kCancelled)
@@ -146,7 +148,7 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time now, Eff
   }
   if (hand_over.phase == HandOverPhase::kDone || (is_takers && !event.finish))
     return absl::OkStatus();
-  if (event.finish && !is_takers) return refuse("nobody has accepted it");
+  if (event.finish && !is_takers) return refuse("no job has accepted it");
   if (!hand_over.frozen)
     return absl::AbortedError(absl::StrCat(What(event.job), ": its epoch has not begun"));
   const Job* taker = state_.FindJob(event.taker);
@@ -154,6 +156,7 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time now, Eff
   if (event.taker == event.job) return refuse("it cannot take over itself");
   RETURN_IF_ERROR(CheckSpeaker(event.taker, *taker, event.taker_creation, event.epoch, event.rank));
   auto& ready = Runtime(event.taker, *taker).take_overs;
+  // What ranks reported for another hand-over, or for the other phase, does not count.
   for (auto it = ready.begin(); it != ready.end();)
     it = SameBut(it->second, event) ? std::next(it) : ready.erase(it);
   ready[static_cast<int32_t>(event.rank.value())] = event;
@@ -207,7 +210,7 @@ void Coordinator::AdvanceHandOver(const JobId& id, absl::Time now, Effects* effe
   }
   const Job* taker = state_.FindJob(hand_over.taker);
   if (taker != nullptr && taker->creation == hand_over.taker_creation) {
-    // Its trainers went on without a word: all of its ranks have the state, and more.
+    // The taker has made a step, so all of its ranks have the state, although none reported it.
     if (taker->committed_step > Step(0)) FinishHandOver(id, now, effects);
     return;
   }

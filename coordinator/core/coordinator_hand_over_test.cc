@@ -1,4 +1,4 @@
-// Who of two jobs may take the next step, whatever ends and starts again.
+// Which of two jobs may take the next step, whatever ends and restarts.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -131,7 +131,7 @@ class CoordinatorHandOverTest : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(core_, Coordinator::Restore({}, records_, now_));
     ASSERT_OK(Run([&](Effects* e) { return core_.Connect(worker_, now_, e); }));
   }
-  // Of the last StartEpoch that was sent; -1: none was.
+  // Of the last StartEpoch; -1: none was sent.
   int Frozen() {
     int frozen = -1;
     for (const Outgoing& o : effects_.commands) {
@@ -179,7 +179,7 @@ TEST_F(CoordinatorHandOverTest, IsCancelledWhereStepsWereDecidedBeforeItsWorkers
   ASSERT_OK(Offer(second));
   Create(kNew, 3);
   EXPECT_THAT(Take(0, false), StatusIs(absl::StatusCode::kAborted, HasSubstr("has not begun")));
-  Begin(kOld, 4);  // The worker was cut off meanwhile, and its trainers had gone on.
+  Begin(kOld, 4);  // The worker was disconnected, and its trainers had continued.
   EXPECT_EQ(Frozen(), 0);
   EXPECT_EQ(Phase(), HandOverPhase::kCancelled);
   EXPECT_THAT(View(kOld).hand_over->reason, HasSubstr("step 4 is decided"));
@@ -190,7 +190,7 @@ TEST_F(CoordinatorHandOverTest, OfferThatIsWithdrawnOrOfAnEndedEpochDoesNotCount
   const HandOverOffer first = Offered(0), again = Offered(0), second = Offered(1);
   ASSERT_OK(Offer(first));
   ASSERT_OK(Offer(again));
-  core_.WithdrawOffer(first);  // The one after it stays.
+  core_.WithdrawOffer(first);  // The later offer stays.
   core_.WithdrawOffer(again);
   ASSERT_OK(Offer(second));
   EXPECT_FALSE(View(kOld).hand_over.has_value());
@@ -234,7 +234,7 @@ TEST_F(CoordinatorHandOverTest, GoesOnWhereNobodyTookItOverInTime) {
   EXPECT_EQ(Phase(), HandOverPhase::kCancelled);
   Begin(kOld, 2);
   EXPECT_EQ(Frozen(), 0);
-  OfferAll();  // Once more.
+  OfferAll();  // Again.
   EXPECT_EQ(Phase(), HandOverPhase::kOffered);
 }
 
@@ -250,7 +250,7 @@ TEST_F(CoordinatorHandOverTest, TakerOwnsItOnceAllOfItsRanksAreReadyInOneEpoch) 
   Begin(kNew, 0);
   ASSERT_OK(Take(2, false));
   EXPECT_EQ(Phase(), HandOverPhase::kOffered) << "two of them were of the epoch before";
-  EXPECT_THAT(Take(0, true), StatusIs(kRefused, HasSubstr("nobody has accepted")));
+  EXPECT_THAT(Take(0, true), StatusIs(kRefused, HasSubstr("no job has accepted")));
   AcceptAll();
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(Cancel(), StatusIs(kRefused, HasSubstr("'new' takes it over already")));
@@ -302,7 +302,7 @@ TEST_F(CoordinatorHandOverTest, OldJobIsOverOnceAllRanksOfTheTakerHaveIt) {
   EXPECT_EQ(Frozen(), 0) << "of the new one, and of it alone";
   ASSERT_OK(Take(1, true)) << "a repeat";
   ASSERT_OK(Offer(offer)) << "a repeat, which finds how it ended";
-  Create(JobId("more"), 5);  // Of the devices that are free now.
+  Create(JobId("more"), 5);  // On devices that are free now.
   Delete(kOld);
 }
 
@@ -325,7 +325,7 @@ TEST_F(CoordinatorHandOverTest, WithItsTakerDeletedItIsOfferedAgain) {
   Create(kNew, 3);
   AcceptAll();
   Delete(kNew);
-  Create(kNew, 3);  // Another one of the name.
+  Create(kNew, 3);  // Another generation of this name.
   Pass();
   EXPECT_EQ(Phase(), HandOverPhase::kOffered);
   Restart();

@@ -1,4 +1,4 @@
-// What workers tell the coordinator of coordinator.h.
+// Handles the events of workers, for coordinator.h.
 #include <algorithm>
 #include <utility>
 
@@ -24,7 +24,7 @@ bool HasUnknownSteps(const Job& job, const WorkerId& worker, const JobProgress& 
 }
 
 constexpr Rank kWholeWorker(-1);
-// Of a worker, lives that have not begun.
+// Lives of one worker that have not begun.
 constexpr size_t kMaxArrivals = 8;
 
 // A rank that is on the worker, or -1.
@@ -71,7 +71,7 @@ absl::Status Coordinator::CheckMayFollow(const WorkerId& worker) const {
   if (known.lost || away_.count(worker) > 0) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat(
       "worker '", worker.value(), "', incarnation ", known.incarnation.value(),
-      ", is connected; another one of its name is taken for its restart only once its connection "
+      ", is connected; another process of its name counts as its restart only once its connection "
       "has ended or it was silent for ",
       absl::FormatDuration(options_.worker_timeout)));
 }
@@ -111,7 +111,7 @@ absl::Status Coordinator::CheckKey(const WorkerId& worker, Incarnation incarnati
 void Coordinator::BeginLife(const WorkerId& worker, Member member, absl::Time now,
                             Effects* effects) {
   away_.insert(worker);
-  orphans_.Forget(worker);  // Of another life.
+  orphans_.Forget(worker);  // They belong to an earlier life.
   Put(MemberRecord{worker, std::move(member)}, effects);
   AdvanceAll(now, effects);
 }
@@ -162,7 +162,7 @@ void Coordinator::ResendJob(const Sender& sender, const JobId& id, const Job& jo
   }
   const EpochRuntime* runtime = FindRuntime(id, job);
   if (runtime != nullptr && runtime->gather.HasAnswered(sender.worker)) return;
-  if (effects->changed_jobs.count(id) > 0) return;  // This very event opened the epoch.
+  if (effects->changed_jobs.count(id) > 0) return;  // Opening the epoch has sent the command.
   effects->commands.push_back(
       {sender.worker, PrepareEpoch{View(id, job), job.status.reason, !job.status.bound,
                                    state_.deleted().Newest(id), job.status.failure_code}});
@@ -181,6 +181,7 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
         is_known &&
         (Orphans::Holder(progress).IsAheadOf(known->status.epoch, known->HasBegun()) ||
          IsBehind(progress.job, *known) || HasUnknownSteps(*known, sender.worker, progress));
+    // What the journal does not know may be the only copy of a job, so it is never dropped here.
     if (!was_deleted && (!is_known || is_ahead)) {
       unknown.insert({progress.job, progress.creation});
       HearOfHeldJob(sender, progress, now, effects);
@@ -323,6 +324,7 @@ absl::Status Coordinator::ReportPrepared(const Sender& sender, const EpochPrepar
   const Job* job = state_.FindJob(event.job);
   if (job == nullptr || job->creation != event.creation) return absl::OkStatus();
   const auto avoided = avoided_.find(event.job);
+  // The job may use a worker again that it avoided, once the worker answers.
   const bool answers_again = avoided != avoided_.end() && avoided->second.Remove(sender.worker);
   if (job->status.epoch == event.epoch) {
     EpochPrepared answer = event;

@@ -1,4 +1,4 @@
-// What a coordinator's core can be told to do otherwise.
+// The options of the coordinator's core.
 #ifndef TESSERA_COORDINATOR_CORE_COORDINATOR_OPTIONS_H_
 #define TESSERA_COORDINATOR_CORE_COORDINATOR_OPTIONS_H_
 
@@ -11,19 +11,19 @@ namespace tessera::coordinator {
 
 struct CoordinatorOptions {
   absl::Duration worker_timeout = absl::Seconds(10);
-  // A worker that lives but has not prepared an epoch after this long has failed it: the job does
-  // without it until it answers, starts again, or ten times as long has passed.
+  // A live worker that has not prepared an epoch after this time has failed it. The job avoids the
+  // worker until it answers or restarts, or ten times this time has passed.
   absl::Duration prepare_timeout = absl::Minutes(1);
-  // The pause before the third epoch in a row without a step; each further one is twice as long, up
-  // to 10 s.
+  // The delay before the third consecutive epoch without a step. It doubles with each further one,
+  // up to 10 s.
   absl::Duration restart_delay = absl::Milliseconds(100);
-  // A worker that cannot hold a job, which is bound to none yet, is not tried again for so long.
+  // How long a job that is bound to no worker avoids one that refused to hold it.
   absl::Duration refusal_pause = absl::Seconds(10);
   PlacementRule placement = PlacementRule::kOneWorkerFirst;
   int64_t request_capacity = 4096;
   int64_t max_jobs = 1000;
-  // Of jobs of one owner, and of what models take of memory (SizeBytes of job_spec.h): of his jobs,
-  // and of all. Operators create jobs whatever these are.
+  // Limits of one owner: jobs, and memory for models (SizeBytes of job_spec.h). The last one is for
+  // the models of all owners. None of these limits operators.
   int64_t max_jobs_of_owner = 100;
   int64_t max_model_bytes_of_owner = int64_t{64} << 20;
   int64_t max_model_bytes = int64_t{192} << 20;

@@ -1,4 +1,4 @@
-// Jobs that workers hold and the journal does not know, of coordinator.h.
+// Jobs that workers hold and the journal does not know, for coordinator.h.
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace tessera::coordinator {
 
 void Coordinator::HearOfHeldJob(const Sender& from, const JobProgress& job, absl::Time now,
                                 Effects* effects) {
-  // What stood in the way of taking it over may be gone.
+  // The obstacle to taking it over may be gone by now.
   if (!orphans_.Hear(from.worker, job)) return Adopt({job.job, job.creation}, now, effects);
   effects->commands.push_back({from.worker, DescribeJob{job.job, job.creation}});
 }
@@ -90,6 +90,7 @@ void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effect
   Step decided = known == nullptr ? Step(0) : known->committed_step;
   for (const auto& [worker, holder] : *holders) {
     if (!holder.described.has_value()) continue;
+    // The next epoch has to be later than any that a worker has seen.
     status.epoch = std::max(status.epoch, holder.epoch);
     status.bound |= holder.described->has_begun;
     decided = std::max(decided, holder.described->decided_step);
@@ -98,6 +99,7 @@ void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effect
                                WorkersOf(status.placements).size(),
                                " workers that hold it, since the journal did not know it");
   if (unreadable_.count(id) > 0) {
+    // The rows that cannot be read go first, because the records below have the same keys.
     replaced_.insert(id);
     Put(JobGoneRecord{id}, effects);
   }
@@ -151,11 +153,11 @@ absl::Status Coordinator::CheckKnown(const JobId& id) const {
   if (!orphan.has_value()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(
       "job '", id.value(), "': ", orphan->status.reason,
-      ": wait for it to go on, or delete it, and what its workers hold of it with it"));
+      ": wait until it continues, or delete it together with what its workers hold of it"));
 }
 
 void Coordinator::RememberDeleted(const JobId& job, Creation creation, Effects* effects) {
-  // An older one of this name that workers hold was not deleted by this, unless it was before.
+  // This record also covers older generations. If a worker holds one that nobody deleted, skip it.
   const Creation deleted = state_.deleted().Newest(job);
   for (const auto& [key, holders] : orphans_.all()) {
     if (key.first == job && key.second < creation && deleted < key.second) return;

@@ -48,7 +48,7 @@ class CoordinatorOrphansTest : public ::testing::Test {
     model.units = {{"root", {TensorSpec{"w", {8, 4}, DType::kFp32, true, ""}}}};
     return *MakeJobSpec(model, config, 0);
   }
-  // Says that it holds the job, in this epoch.
+  // Reports that it holds the job, in this epoch.
   absl::Status Beat(const std::string& worker, int64_t epoch, Creation creation = kCreation) {
     return Run([&](Effects* e) {
       return core_.Heartbeat(Life(worker), {{kJob, creation, Epoch(epoch), {}}}, now_, e);
@@ -137,12 +137,12 @@ TEST_F(CoordinatorOrphansTest, IsKeptAndShownUntilAllItsWorkersHaveDescribedIt) 
   EXPECT_EQ(Job().status.state, JobState::kOrphaned);
   EXPECT_EQ(Job().committed_step, Step(12));
   EXPECT_THAT(Job().status.reason, HasSubstr("worker 'a' holds it, and the journal does not know "
-                                             "it; it goes on once worker 'b' is here too"));
+                                             "it; it continues once worker 'b' is here too"));
   EXPECT_EQ(core_.ListJobs().size(), 1);
   ASSERT_OK(Beat("a", 5));
   EXPECT_EQ(Count<DescribeJob>(), 0) << "once is enough";
 
-  ASSERT_OK(Beat("b", 4));  // It was cut off when the others went on.
+  ASSERT_OK(Beat("b", 4));  // It was disconnected when the others continued.
   ASSERT_OK(Describe("b", 4, 11));
   EXPECT_EQ(Count<PrepareEpoch>(), 2);
   EXPECT_EQ(Job().status.state, JobState::kStarting);
@@ -296,9 +296,9 @@ TEST_F(CoordinatorOrphansTest, JournalOfAnOlderEpochTakesOverTheLaterOne) {
   ASSERT_EQ(made.status.epoch, Epoch(1));
   ASSERT_OK(Beat("a", 8, made.creation));
   EXPECT_EQ(Count<DropJob>(), 0);
-  EXPECT_THAT(Job().status.reason, HasSubstr("the journal is of an older epoch"));
+  EXPECT_THAT(Job().status.reason, HasSubstr("the journal has an older epoch"));
   ASSERT_OK(Describe("a", 8, 40, made.creation));
-  // Until it knows what the others hold it changes nothing.
+  // Nothing changes until it knows what the others hold.
   ASSERT_OK(Run([&](Effects* e) {
     return core_.ReportPrepared(Life("b"), {kJob, made.creation, Epoch(1)}, now_, e);
   }));

@@ -1,5 +1,5 @@
-// Where the coordinator puts jobs, and what it does with a worker that does not do its part. Time
-// is simulated: nothing here waits.
+// Where the coordinator places jobs, and how it handles a worker that does not do its part. Time is
+// simulated: nothing here waits.
 #include <algorithm>
 
 #include "base/status_macros.h"
@@ -292,7 +292,7 @@ TEST_F(CoordinatorPlacementTest, JobThatAWorkerCannotHoldGoesToAnotherOrWaitsAnd
 }
 
 TEST_F(CoordinatorPlacementTest, SilentWorkerKeepsTheShardsAndTheJobWaitsForItByName) {
-  for (const int64_t steps : {0, 5}) {  // Steps may have been decided that nobody heard of.
+  for (const int64_t steps : {0, 5}) {  // Steps may have been decided that nobody reported.
     SCOPED_TRACE(steps);
     core_ = Coordinator(Options());
     ASSERT_NO_FATAL_FAILURE(StartOnAWithRoomOnB(steps));

@@ -1,5 +1,5 @@
-// Hybrid jobs, of which each worker holds all shards: one that lost its memory gets it from
-// another. Time is simulated: nothing here waits.
+// Hybrid jobs, in which each worker holds all shards: a worker that lost its memory gets it from
+// another one. Time is simulated: nothing here waits.
 #include <map>
 
 #include "base/status_matchers.h"
@@ -156,7 +156,7 @@ TEST_F(CoordinatorReplicasTest, WorkerThatDiedWhileItWasRebuiltIsRebuiltAgain) {
     ASSERT_EQ(Status().state, JobState::kRunning) << epoch;
     EXPECT_THAT(Status().rebuilt_ranks, ElementsAre(2, 3));
   }
-  // The next epoch finds it whole.
+  // The next epoch finds it complete.
   ASSERT_OK(Run([&](Effects* e) {
     return core_.ReportFailure(
         SenderOf("a"), {kJob, core_.GetJob(kJob)->creation, Status().epoch, Rank(0), "x"}, now_, e);
@@ -178,7 +178,7 @@ TEST_F(CoordinatorReplicasTest, SilentWorkersPlaceIsTakenByAnotherOne) {
   Prepared("c", 0, /*holds_nothing=*/true);
   ASSERT_EQ(Status().state, JobState::kRunning);
   EXPECT_THAT(Status().rebuilt_ranks, ElementsAre(2, 3));
-  // A worker that comes back too late has no ranks of the job.
+  // A worker that returns too late has no ranks of the job.
   Return("b");
   ASSERT_OK(Run([&](Effects* e) {
     return core_.Heartbeat(SenderOf("b"), {{kJob, core_.GetJob(kJob)->creation, Epoch(1), {}}},
@@ -209,19 +209,19 @@ TEST_F(CoordinatorReplicasTest, WorkerThatHadAnotherLifeOfTheJobIsPlacedAnew) {
   Prepared("a", 2);
   Prepared("c", 0, /*holds_nothing=*/true);
   ASSERT_EQ(Status().state, JobState::kRunning);
-  Return("b");  // Which has the job of epoch 1.
+  Return("b");  // It has the job of epoch 1.
   Pass(absl::Seconds(12), {"a", "b"});
   EXPECT_THAT(Workers(), ElementsAre("a", "a", "b", "b"));
   EXPECT_THAT(Since(), ElementsAre(1, 1, 3, 3));
 }
 
-// The one that is to be rebuilt must not be taken for one that holds the job.
+// The worker to be rebuilt must not be taken for one that holds the job.
 TEST_F(CoordinatorReplicasTest, WorkerThatFallsSilentBeforeItGaveItsShardsIsWaitedFor) {
   Train();
   Register("b");
   Register("c");
   Prepared("b", 0, /*holds_nothing=*/true);
-  Pass(absl::Seconds(12), {"b", "c"});  // "a", which has everything, says nothing.
+  Pass(absl::Seconds(12), {"b", "c"});  // "a", which has everything, is silent.
   EXPECT_EQ(Status().state, JobState::kWaiting);
   EXPECT_THAT(Workers(), ElementsAre("a", "a", "b", "b"));
   Register("d");  // More room changes nothing.
@@ -251,7 +251,7 @@ TEST_F(CoordinatorReplicasTest, WorkerThatFallsSilentInARebuildIsWaitedForUntilA
   Prepared("b", 0, /*holds_nothing=*/true);
   ASSERT_EQ(Status().state, JobState::kRunning);
   TakeStep(3);
-  Pass(absl::Seconds(12), {"b", "c"});  // Now "b" has it all.
+  Pass(absl::Seconds(12), {"b", "c"});  // Now "b" has everything.
   EXPECT_EQ(Status().state, JobState::kStarting);
   EXPECT_THAT(Workers(), ElementsAre("c", "c", "b", "b"));
 }
@@ -274,7 +274,7 @@ TEST_F(CoordinatorReplicasTest, WorkerThatCannotHoldTheReplicaIsPassedOver) {
 TEST_F(CoordinatorReplicasTest, JobIsLostOnlyOnceNobodyHoldsIt) {
   Train();
   Register("b");
-  Register("a");  // Before "b" got anything.
+  Register("a");  // Before "b" received anything.
   Prepared("a", 0, /*holds_nothing=*/true);
   Prepared("b", 0, /*holds_nothing=*/true);
   EXPECT_EQ(Status().state, JobState::kLost);

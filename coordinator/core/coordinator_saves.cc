@@ -1,4 +1,4 @@
-// Saves that somebody asks for, and what workers tell of any, of coordinator.h.
+// Requested saves, and what workers report about all saves, for coordinator.h.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,11 +9,11 @@
 namespace tessera::coordinator {
 namespace {
 
-// In so many epochs a requested save is begun; the last one's end is its own.
+// A requested save is tried in at most this many epochs.
 constexpr int kMaxSaveTries = 3;
-// How many ranks a text names.
+// How many ranks a message names.
 constexpr size_t kMaxNamedRanks = 8;
-// Of ends that could not be journalled yet; those of later saves are lost.
+// Ends that wait to be journalled. Ends beyond this are dropped.
 constexpr size_t kMaxHeardSaves = 1024;
 
 absl::Status NoSuchJob(const JobId& job) {
@@ -22,7 +22,7 @@ absl::Status NoSuchJob(const JobId& job) {
 
 absl::Status NoSuchSave(const JobId& job, int64_t number) {
   return absl::NotFoundError(
-      absl::StrCat("job '", job.value(), "' has no save ", number, ", or it is too long ago"));
+      absl::StrCat("job '", job.value(), "' has no save ", number, ", or it is no longer kept"));
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ std::string Coordinator::WhySaveWaits(const JobId& id, const Job& job, const Sav
   std::vector<int32_t> alone;
   for (int32_t rank = 0; rank < job.spec->config.world_size; ++rank) {
     if (runtime == nullptr || runtime->ranks.count(rank) == 0)
-      return absl::StrCat("word of rank ", rank, " in epoch ", job.status.epoch.value());
+      return absl::StrCat("a report of rank ", rank, " in epoch ", job.status.epoch.value());
     if (!runtime->ranks.at(rank).attached) alone.push_back(rank);
   }
   if (alone.empty()) return "the next step";
@@ -169,7 +169,7 @@ absl::Status Coordinator::ReportSave(const Sender& sender, const SaveReport& eve
   const auto& placements = job->status.placements;
   if (event.rank.value() < 0 || event.rank.value() >= static_cast<int64_t>(placements.size()) ||
       placements[event.rank.value()].worker != sender.worker) {
-    return absl::OkStatus();  // It holds nothing of the job any more.
+    return absl::OkStatus();  // The worker does not hold this rank any more.
   }
   if (event.phase == SaveReport::Phase::kEnded) {
     if (heard_saves_.size() < kMaxHeardSaves) heard_saves_.push_back(event);
@@ -200,7 +200,7 @@ void Coordinator::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects*
   const Job* job = state_.FindJob(report.job);
   if (job == nullptr || job->creation != report.creation) return;
   const Save* known = job->saves().FindReported(report.epoch, report.ordinal);
-  // One rank knows how it ended, and another had only heard that its epoch was over.
+  // One rank knows how the save ended; another one knew only that its epoch was over.
   const bool knows_more =
       known != nullptr && absl::IsAborted(known->outcome) && !absl::IsAborted(report.outcome);
   if (known == nullptr || knows_more) {
@@ -209,9 +209,9 @@ void Coordinator::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects*
       save = *known;
     } else if (report.number != 0) {
       const Save* wanted = job->saves().Find(report.number);
-      // What ended with its epoch is tried again.
+      // A save that ended with its epoch is tried again.
       if (wanted == nullptr || absl::IsAborted(report.outcome)) return;
-      // It was withdrawn, or given up, and yet was saved.
+      // It was withdrawn or given up, and was saved nevertheless.
       const bool corrects = wanted->ordinal == 0 && report.outcome.ok();
       if (wanted->state == SaveState::kEnded && !corrects) return;
       save = *wanted;
@@ -242,7 +242,7 @@ void Coordinator::EndSaveTry(const JobId& id, const std::string& reason, absl::T
   save.last_failure = reason;
   if (save.cancelled) {
     return EndSave(id, std::move(save),
-                   absl::CancelledError("it was cancelled, and a process died in it"), now,
+                   absl::CancelledError("it was cancelled, and a process died during it"), now,
                    effects);
   }
   if (save.tries >= kMaxSaveTries) {

@@ -1,4 +1,4 @@
-// Saves that are asked for, and what is known of all, in the core of the coordinator.
+// Requested saves, and what is known of all saves, in the coordinator's core.
 #include <string>
 #include <utility>
 #include <vector>
@@ -108,7 +108,7 @@ class CoordinatorSavesTest : public ::testing::Test {
     EXPECT_OK(view);
     return view.ok() ? view->save : Save();
   }
-  // What the worker is told to want last, by the last event; -1: nothing.
+  // The save that the last event told the worker to make; -1: none.
   WantSave Wanted() const {
     WantSave wanted;
     wanted.number = -1;
@@ -203,7 +203,7 @@ TEST_F(CoordinatorSavesTest, EpochThatEndsIsATryAndTheThirdEndsTheSave) {
     EXPECT_EQ(Get(1).state, SaveState::kSaving);
     FailEpoch(epoch);
     EXPECT_EQ(Get(1).tries, epoch);
-    now_ += absl::Minutes(1);  // Starts are put off.
+    now_ += absl::Minutes(1);  // Starts are delayed.
     Prepare(epoch + 1);
     EXPECT_EQ(Wanted().number, epoch < 3 ? 1 : 0) << "with the epoch's start";
   }
@@ -297,7 +297,7 @@ TEST_F(CoordinatorSavesTest, EndThatCannotBeJournalledIsNotedByALaterTick) {
 TEST_F(CoordinatorSavesTest, TooManyThatWaitAreRefused) {
   for (int i = 0; i < SaveLog::kMaxPending; ++i) ASSERT_OK(Request(absl::StrCat("r", i), "/a"));
   EXPECT_THAT(Request("one more", "/a"), StatusIs(absl::StatusCode::kResourceExhausted,
-                                                  HasSubstr("waits for word of rank 0")));
+                                                  HasSubstr("waits for a report of rank 0")));
 }
 
 TEST_F(CoordinatorSavesTest, NewestAreKeptAndTheRestForgotten) {

@@ -25,7 +25,7 @@ JobSpecPtr Spec(int32_t world_size, int32_t submitting_rank = 0, int64_t rows = 
   return *MakeJobSpec(model, config, submitting_rank);
 }
 
-// The protocol of several workers is what is tested here; see coordinator_placement_test.cc.
+// These tests check the protocol of several workers; see coordinator_placement_test.cc.
 CoordinatorOptions Spread() {
   CoordinatorOptions options;
   options.placement = PlacementRule::kSpread;
@@ -38,7 +38,7 @@ Sender Life(const std::string& worker, int64_t incarnation = 1) {
 
 class CoordinatorTest : public ::testing::Test {
  protected:
-  // Calls a handler and accepts what it did, keeping the records as a journal would.
+  // Calls a handler and accepts its effects, keeping the records as a journal would.
   template <typename Call>
   auto Run(Call call) {
     effects_ = {};
@@ -169,7 +169,7 @@ TEST_F(CoordinatorTest, JobStartsOnceThereAreDevicesAndAllArePrepared) {
   EXPECT_EQ(Job().committed_step, Step(3));
 }
 
-// As to a coordinator of before, which did not ask.
+// As if sent to an older coordinator, which did not ask.
 TEST_F(CoordinatorTest, WhatAWorkerSaysOfItselfWhenItRegistersAgainCounts) {
   ASSERT_OK(Create("r1", 3));
   ASSERT_OK(Register("a", 2));
@@ -203,7 +203,7 @@ TEST_F(CoordinatorTest, RepeatedFailuresWithoutAStepAreSlowedDown) {
   ASSERT_OK(Fail(Life("a"), 1, 0));
   ASSERT_OK(Prepared(Life("a"), 2));
   ASSERT_OK(Prepared(Life("b"), 2));
-  EXPECT_EQ(Job().status.state, JobState::kRunning);  // The first one is not slowed down.
+  EXPECT_EQ(Job().status.state, JobState::kRunning);  // The first restart is not delayed.
   ASSERT_OK(Fail(Life("a"), 2, 0));
   ASSERT_OK(Prepared(Life("a"), 3));
   ASSERT_OK(Prepared(Life("b"), 3));
@@ -218,7 +218,7 @@ TEST_F(CoordinatorTest, LostWorkerMakesTheJobWaitAndItsReturnResumesIt) {
   Pass(absl::Seconds(11), {Life("a")});
   EXPECT_EQ(Job().status.state, JobState::kWaiting);
   EXPECT_EQ(Job().status.epoch, Epoch(2));
-  EXPECT_EQ(Count<PrepareEpoch>(), 1);  // The one that is left stops what it runs.
+  EXPECT_EQ(Count<PrepareEpoch>(), 1);  // The remaining worker stops what it runs.
   ASSERT_OK(Connect(Life("b")));
   EXPECT_EQ(Job().status.epoch, Epoch(3));
   EXPECT_EQ(Job().status.placements, placements);
@@ -234,7 +234,7 @@ TEST_F(CoordinatorTest, RankWhoseWorkerIsSilentBeforeTheFirstEpochMovesToASpareD
   EXPECT_EQ(Job().status.state, JobState::kStarting);
   EXPECT_EQ(Job().status.placements[0].worker, WorkerId("a"));
   EXPECT_EQ(Job().status.placements[1].worker, WorkerId("c"));
-  // It was only slow: nobody waits for it, and it may register again.
+  // It was only slow: no job waits for it, and it may register again.
   EXPECT_THAT(Connect(Life("b")), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'b'")));
   ASSERT_OK(Register("b", 1));
   ASSERT_OK(Beat(Life("b"), {{kJob, creation_, Epoch(1), {}}}));
@@ -477,7 +477,7 @@ TEST_F(CoordinatorTest, RecreatedJobHasNothingToDoWithTheDeletedOne) {
   EXPECT_EQ(Job().committed_step, Step(0));
   Restart();
   EXPECT_EQ(Job().creation, creation_);
-  // "b" was away all the time: it says what it did with the old job, and learns that it is gone.
+  // "b" was away all the time. It reports what it did with the old job and learns that it is gone.
   ASSERT_OK(Beat(Life("b"), {{kJob, old, Epoch(1), {}}}));
   ASSERT_EQ(Count<DropJob>(), 1);
   EXPECT_EQ(std::get<DropJob>(effects_.commands[0].command).creation, old);
@@ -508,7 +508,7 @@ TEST_F(CoordinatorTest, NoJobEverHasTheNumberOfAnother) {
     }));
   }
   now_ += absl::Seconds(1);
-  core_ = Coordinator(small);  // Its journal was lost.
+  core_ = Coordinator(small);  // The journal was lost.
   ASSERT_OK(Create("r0", 1));
   EXPECT_TRUE(seen.insert(creation_).second);
 }

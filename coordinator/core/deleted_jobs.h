@@ -1,6 +1,6 @@
-// Which creations of which jobs were deleted: what a worker holds of them, it is to drop. Bounded:
-// the oldest are forgotten first, and a worker that comes back with such a job keeps it until
-// somebody deletes it again. Copyable value; thread-compatible.
+// The deleted generations of jobs. A worker that still holds one must drop it. Bounded: the oldest
+// are forgotten first, and a worker that returns with such a job keeps it until the job is deleted
+// again. Copyable value; thread-compatible.
 #ifndef TESSERA_COORDINATOR_CORE_DELETED_JOBS_H_
 #define TESSERA_COORDINATOR_CORE_DELETED_JOBS_H_
 
@@ -16,11 +16,11 @@ class DeletedJobs {
  public:
   explicit DeletedJobs(size_t capacity = 10000) : capacity_(capacity) {}
 
-  // The newest creation of this id that was deleted; 0: none is known.
+  // The newest deleted generation of this id; 0: none is known.
   Creation Newest(const JobId& job) const;
   void Put(const JobId& job, Creation creation);
   void Forget(const JobId& job);
-  // Whom to forget before one more is put.
+  // The jobs to forget before another one is put.
   std::vector<JobId> Surplus() const;
 
  private:

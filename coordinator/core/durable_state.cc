@@ -15,7 +15,7 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
-// The job's own log of saves, to be changed.
+// The job's save log, to be changed: copied first if other jobs share it.
 SaveLog& OwnSaves(Job* job) {
   if (job->save_log == nullptr) {
     job->save_log = std::make_shared<SaveLog>();
@@ -62,7 +62,7 @@ void DurableState::Apply(const StateRecord& record) {
                  [&](const RequestRecord& r) { requests_.Put(r.request_id, r.request); },
                  [&](const RequestGoneRecord& r) { requests_.Forget(r.request_id); },
                  [](const OrderRecord&) {},       // Kept by the epoch's OrderValidator.
-                 [&](const EpochOverRecord&) {},  // Its order is the epoch's alone.
+                 [&](const EpochOverRecord&) {},  // The order belongs to the epoch's validator.
                  [&](const SaveRecord& r) { OwnSaves(&jobs_[r.job]).Put(r.save); },
                  [&](const SaveGoneRecord& r) { OwnSaves(&jobs_[r.job]).Forget(r.number); },
              },
@@ -72,6 +72,7 @@ void DurableState::Apply(const StateRecord& record) {
 DurableState::Undo DurableState::UndoOfJob(const JobId& id) const {
   const auto job = jobs_.find(id);
   if (job == jobs_.end()) return [id](DurableState* state) { state->jobs_.erase(id); };
+  // Cheap, because copies of a job share its spec and its save log.
   return [id, before = job->second](DurableState* state) { state->jobs_[id] = before; };
 }
 

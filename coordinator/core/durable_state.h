@@ -1,5 +1,5 @@
-// Everything that survives a restart. Changes only through Apply, live and in replay alike.
-// Copyable value; thread-compatible. Copies share the specs, so they cost little.
+// Everything that survives a restart. It changes only through Apply, both live and in replay.
+// Copyable value; thread-compatible. Copies are cheap, because they share the specs.
 #ifndef TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_
 #define TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_
 
@@ -25,16 +25,16 @@ struct Job {
   JobSpecPtr spec;
   int64_t spec_bytes = 0;  // SizeBytes(*spec).
   Creation creation;
-  std::string owner;  // Who made it; empty: nobody but operators.
-  // With which its trainers attach as other users than their worker's; secret. Empty: they cannot.
+  std::string owner;  // Who created it; empty: unknown, so only operators may change it.
+  // Secret: trainers of other users than their worker's attach with it. Empty: they cannot.
   std::string attach_key;
   JobStatus status;
   Step committed_step;
   std::optional<HandOver> hand_over;
 
-  bool HasBegun() const { return status.bound || IsOver(status.state); }  // An epoch.
+  bool HasBegun() const { return status.bound || IsOver(status.state); }  // An epoch has begun.
   bool IsFrozen() const { return hand_over.has_value() && Stands(hand_over->phase); }
-  // Shared with copies of this, and changed only where it is not; null: it never had a save.
+  // Copy on write: may be shared with copies of this job. Null: the job never had a save.
   std::shared_ptr<SaveLog> save_log;
 
   const SaveLog& saves() const;
@@ -45,10 +45,10 @@ class DurableState {
   explicit DurableState(int64_t request_capacity = 4096) : requests_(request_capacity) {}
 
   void Apply(const StateRecord& record);
-  // Takes back a record that is about to be applied; those applied after it are taken back first.
+  // Reverts a record that is about to be applied. Undos run in reverse order of Apply.
   using Undo = std::function<void(DurableState* state)>;
   Undo UndoOf(const StateRecord& record) const;
-  // Whether what was replayed belongs together.
+  // Whether the replayed records are consistent.
   // Errors: DataLoss  a job without a spec, or with ranks that do not fit it
   absl::Status CheckConsistent() const;
 
@@ -56,19 +56,19 @@ class DurableState {
   const std::map<JobId, Job>& jobs() const { return jobs_; }
   const MemberRegistry& members() const { return members_; }
   const RequestLog& requests() const { return requests_; }
-  const ClusterRecord& cluster() const { return cluster_; }  // Id empty: it has no name yet.
+  const ClusterRecord& cluster() const { return cluster_; }  // An empty id: not named yet.
 
   const DeletedJobs& deleted() const { return *deleted_; }
 
-  // Devices that jobs other than `job` hold; one that is over holds none.
+  // Devices that jobs other than `job` hold. A job that is over holds none.
   Claims ClaimedByOthers(const JobId& job) const;
-  // At least as many devices as there are of live workers without a job.
+  // An upper bound on the number of free devices of live workers.
   int64_t MaxFreeDevices() const;
-  // Lost workers on which no job has a rank: nothing is gained by remembering them.
+  // Lost workers on which no job has a rank. They need not be remembered.
   std::vector<WorkerId> ForgettableMembers() const;
-  // Empty, or why the ranks of `status` cannot go on where they are: "worker 'a' does not answer".
+  // Why the ranks of `status` cannot stay where they are ("worker 'a' does not answer"), or empty.
   std::string WhyPlacementBroken(const JobStatus& status) const;
-  // The workers of `status` that have started again since, so that their memory of then is gone.
+  // The workers of `status` that have restarted since and have lost their memory.
   std::set<WorkerId> RestartedWorkers(const JobStatus& status) const;
 
  private:
@@ -81,7 +81,7 @@ class DurableState {
   MemberRegistry members_;
   RequestLog requests_;
   ClusterRecord cluster_;
-  // Shared with copies of this, and changed only where it is not.
+  // Copy on write: may be shared with copies of this state.
   std::shared_ptr<DeletedJobs> deleted_ = std::make_shared<DeletedJobs>();
 };
 

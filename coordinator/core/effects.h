@@ -18,9 +18,9 @@ namespace tessera::coordinator {
 struct PrepareEpoch {
   JobView job;
   std::string reason;
-  bool begin_anew = false;    // What a worker has of the job is void.
+  bool begin_anew = false;    // The worker discards what it has of the job.
   Creation deleted_creation;  // The newest of this job id; 0: none.
-  int code = 0;               // As RankFailure::code, of what ended the epoch before.
+  int code = 0;               // As RankFailure::code: what ended the previous epoch.
 };
 struct StartEpoch {
   JobId job;
@@ -46,30 +46,30 @@ struct OrderMismatch {
   OrderPosition position;
   std::string message;
 };
-struct DescribeJob {  // By a HeldJob.
+struct DescribeJob {  // With a HeldJob.
   JobId job;
   Creation creation;
 };
 struct DropJob {
   JobId job;
-  Creation creation;  // This one alone.
+  Creation creation;  // Only this one.
 };
-struct ServeState {  // Somebody reads the job's state; the core sends none.
+struct ServeState {  // A client reads the job's state. Not sent by the core.
   JobId job;
   Creation creation;
   std::string session;
 };
-struct StagePut {  // Somebody sets the job's values; the core sends none.
+struct StagePut {  // A client sets the job's values. Not sent by the core.
   JobId job;
   Creation creation;
   std::string session;
 };
-struct WantSave {  // After the job's next step.
+struct WantSave {  // To be made after the job's next step.
   JobId job;
   Creation creation;
-  int64_t number = 0;  // 0: none is wanted.
+  int64_t number = 0;  // 0: no save is requested.
   SaveForm form;
-  bool cancelled = false;  // It is under way, and not wanted any more.
+  bool cancelled = false;  // It is in progress and should stop.
 };
 using Command = std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob,
                              ServeState, StagePut, WantSave, DescribeJob>;
@@ -80,14 +80,14 @@ struct Outgoing {
 };
 
 struct Effects {
-  // Nothing else may happen before these are durable; where they cannot be made so, the event is
-  // refused (Coordinator::Rollback).
+  // These must be durable before anything else happens. If they cannot be, the event is refused
+  // (Coordinator::Rollback).
   std::vector<StateRecord> records;
-  // Help a restarted coordinator, but nobody waits for the disk: enough that they survive the death
-  // of this process. Where they cannot be written, the event goes on.
+  // These help a restarted coordinator. They have to survive only this process, so nobody waits for
+  // the disk. If they cannot be written, the event still succeeds.
   std::vector<OrderRecord> order_records;
   std::vector<Outgoing> commands;
-  std::set<JobId> changed_jobs;  // To show again to whoever watches them.
+  std::set<JobId> changed_jobs;  // Their watchers are notified.
 };
 
 }  // namespace tessera::coordinator

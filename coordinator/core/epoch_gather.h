@@ -21,18 +21,18 @@ class EpochGather {
   EpochGather() = default;
   explicit EpochGather(const std::vector<RankPlacement>& placements);
 
-  // Notes an answer; the last one of a worker counts. One of a worker without ranks is ignored.
+  // Records an answer. The last one of a worker counts; a worker without ranks is ignored.
   void Add(const WorkerId& worker, const EpochPrepared& answer);
 
   bool complete() const { return missing_.empty(); }
   const std::set<WorkerId>& missing() const { return missing_; }
   bool HasAnswered(const WorkerId& worker) const { return answered_.count(worker) > 0; }
   Step ResumeStep(Step committed_step) const;
-  // Those who hold nothing of the epochs before, and should.
+  // Workers that should hold state of earlier epochs and hold none.
   const std::set<WorkerId>& empty_workers() const { return empty_; }
-  // Where all ranks listen, as far as workers have said.
+  // Where ranks listen, as reported so far.
   const std::map<int32_t, std::string>& rank_addresses() const { return rank_addresses_; }
-  // Of the latest decided step.
+  // The decision about the latest decided step.
   const std::string& decision() const { return decision_; }
 
  private:

@@ -1,5 +1,5 @@
-// What the coordinator knows of a job only while it runs: of its current epoch the answers, the
-// execution order, open steps and the first failure; and what it learned from epochs that failed.
+// What the coordinator knows of a job only while it runs: of the current epoch, the answers, the
+// execution order, open steps and the first failure; of failed epochs, what was learned from them.
 // Values; thread-compatible.
 #ifndef TESSERA_COORDINATOR_CORE_EPOCH_RUNTIME_H_
 #define TESSERA_COORDINATOR_CORE_EPOCH_RUNTIME_H_
@@ -20,14 +20,14 @@
 
 namespace tessera::coordinator {
 
-// Why the epoch cannot go on. The first one counts.
+// Why the epoch must end. The first failure counts.
 struct EpochFailure {
   std::string reason;
-  std::optional<OrderMismatch> mismatch;  // To be told to every worker of the epoch.
+  std::optional<OrderMismatch> mismatch;  // Sent to every worker of the epoch.
   int code = 0;                           // As RankFailure::code.
 };
 
-// How far a rank is with the save `number`.
+// The progress of a rank with the save `number`.
 struct SaveProgress {
   int64_t number = 0;
   int64_t written_bytes = 0, all_bytes = 0;
@@ -47,25 +47,25 @@ struct EpochRuntime {
   OrderValidator order;
   StepLedger ledger;
   std::map<int32_t, RankStatus> ranks;
-  std::map<int32_t, RankStatus> last_seen;  // The same, or that of an epoch before.
+  std::map<int32_t, RankStatus> last_seen;  // The same, or from an earlier epoch.
   std::map<int32_t, SaveProgress> saving;   // By rank.
   std::optional<EpochFailure> failure;
   std::optional<absl::Time> preparing_since;
-  // By rank: those whose trainers have offered to hand the job over, and those of a job that takes
-  // another one over that are ready for the next step of that.
+  // By rank: offers of trainers to hand this job over, and the ranks of this job that are ready for
+  // the next phase of taking over another one.
   std::map<int32_t, HandOverOffer> offers;
   std::map<int32_t, TakeOver> take_overs;
 };
 
-// Workers on which a job is not placed for now, since they did not prepare an epoch in time.
+// Workers on which a job is not placed for now: they refused it or did not prepare in time.
 class AvoidedWorkers {
  public:
   void Add(const WorkerId& worker, Incarnation incarnation, absl::Time until) {
     workers_[worker] = {incarnation, until};
   }
-  // Whether it was there.
+  // Whether the worker was there.
   bool Remove(const WorkerId& worker) { return workers_.erase(worker) > 0; }
-  // Forgets those whose time is over, and those that started again since.
+  // Forgets workers whose time is over, and workers that have restarted since.
   void Expire(const MemberRegistry& members, absl::Time now) {
     for (auto it = workers_.begin(); it != workers_.end();) {
       const bool over =
@@ -87,8 +87,8 @@ class AvoidedWorkers {
   std::map<WorkerId, Entry> workers_;
 };
 
-// Puts off the start of epochs that follow failures without a step between them, so that a job that
-// cannot work does not spin.
+// Delays the start of epochs that follow failures without a step in between, so that a job that
+// cannot run does not spin.
 //
 //   delay(n-th failure without a step) = 0 for n = 1, else min(first_delay * 2^(n-2), 10 s)
 class RestartPacer {

@@ -1,5 +1,5 @@
-// What the coordinator hears, as plain values. An event of another creation than the job's is of
-// one that was deleted. The reader has bounded every size already.
+// What the coordinator hears, as plain values. An event of another generation than the job's
+// belongs to a deleted job. The reader has already bounded every size.
 #ifndef TESSERA_COORDINATOR_CORE_EVENTS_H_
 #define TESSERA_COORDINATOR_CORE_EVENTS_H_
 
@@ -18,14 +18,14 @@ struct CreateJobEvent {
   std::string request_id;
   JobId job;
   JobSpecPtr spec;
-  std::string owner = "";       // Who creates it; a job that exists must be his.
-  bool by_operator = false;     // Then it need not.
-  std::string attach_key = "";  // As Job::attach_key, of a job that there is not yet.
+  std::string owner = "";       // The caller. An existing job must have this owner.
+  bool by_operator = false;     // The job may have any owner.
+  std::string attach_key = "";  // As Job::attach_key, if the job is new.
 };
 struct DeleteJobEvent {
   std::string request_id;
   JobId job;
-  std::string owner = "";  // As of CreateJobEvent.
+  std::string owner = "";  // As in CreateJobEvent.
   bool by_operator = false;
 };
 struct RequestSaveEvent {
@@ -61,16 +61,16 @@ struct StepReport {
   Rank rank;
   Step step;
   uint64_t order_hash = 0;
-  // Of the steps right before it, which are reported with it; the one before it last.
+  // Of the steps right before it, oldest first.
   std::vector<uint64_t> earlier_order_hashes;
 };
-struct RankFailure {  // Of rank -1: the worker cannot hold the job at all.
+struct RankFailure {  // Rank -1: the worker cannot hold the job at all.
   JobId job;
   Creation creation;
   Epoch epoch;
   Rank rank;
   std::string reason;
-  int code = 0;  // What the trainers of all ranks get; 0: the step may be tried again.
+  int code = 0;  // Returned to the trainers of all ranks; 0: the step may be retried.
 };
 // All that a worker knows of a job that it holds.
 struct HeldJob {
@@ -82,10 +82,10 @@ struct HeldJob {
   JobId job;
   Creation creation;
   JobSpecPtr spec;
-  Epoch epoch;                // In which it was prepared last.
+  Epoch epoch;                // The last one that was prepared.
   std::vector<Place> places;  // By rank, in that epoch.
   Step decided_step;
-  bool has_begun = false;  // An epoch, ever.
+  bool has_begun = false;  // An epoch has begun, ever.
   std::string owner = "", attach_key = "";
 };
 struct EpochPrepared {
@@ -95,7 +95,7 @@ struct EpochPrepared {
   Step decided_step;
   std::map<int32_t, std::string> rank_addresses;  // Of the worker's ranks.
   std::string decision;                           // Of decided_step.
-  bool holds_nothing = false;                     // No values of the epochs before.
+  bool holds_nothing = false;                     // No values of earlier epochs.
 };
 struct SaveReport {
   enum class Phase { kBegun, kWriting, kEnded };
@@ -104,12 +104,12 @@ struct SaveReport {
   Epoch epoch;
   Rank rank;
   int64_t ordinal = 0;  // Which of the epoch's saves.
-  int64_t number = 0;   // Of the wish; 0: the trainers want it.
+  int64_t number = 0;   // Of the request; 0: the trainers decided to save.
   SaveForm form;
   Phase phase = Phase::kBegun;
   Step step;  // As trainers count.
   int64_t written_bytes = 0, all_bytes = 0;
-  // Of kEnded.
+  // Set in kEnded.
   absl::Duration took;
   int64_t size_bytes = 0;
   absl::Status outcome;

@@ -5,13 +5,12 @@
 //   kOffered ─────────────────────► kAccepted ───────────────────────► kDone
 //      │  ▲                             │
 //      │  └──────── the taker is gone ──┘
-//      └── cancelled, nobody came ──► kCancelled           a new offer begins from any but
-//      kAccepted
-//                                                          and kDone
+//      └── cancelled, nobody came ──► kCancelled
 //
-// While it stands (kOffered, kAccepted) the job runs in frozen epochs alone: no step of it is
-// decided. So of the two jobs the old one decides the next step once it is kCancelled, the taker
-// once it is kAccepted, and nobody before. Pure; thread-safe.
+// A new offer may begin in any phase except kAccepted and kDone. While the hand-over is pending
+// (kOffered, kAccepted) the job runs only in frozen epochs: none of its steps is decided. So only
+// one of the two jobs can decide the next step: the old one in kCancelled, the taker from kAccepted
+// on, and neither in kOffered. Pure; thread-safe.
 #ifndef TESSERA_COORDINATOR_CORE_HAND_OVER_H_
 #define TESSERA_COORDINATOR_CORE_HAND_OVER_H_
 
@@ -39,19 +38,19 @@ inline bool Stands(HandOverPhase phase) {
   return phase == HandOverPhase::kOffered || phase == HandOverPhase::kAccepted;
 }
 
-constexpr size_t kMaxHandOverStateBytes = 64 << 10;  // Of a trainer.
-constexpr size_t kMaxHandOverStatesBytes = 4 << 20;  // Of all of them.
+constexpr size_t kMaxHandOverStateBytes = 64 << 10;  // Of one trainer.
+constexpr size_t kMaxHandOverStatesBytes = 4 << 20;  // Of all trainers.
 
-// The bytes that trainers give with it, by rank.
+// The opaque bytes that the trainers hand over, by rank.
 using TrainerStates = std::shared_ptr<const std::vector<std::string>>;
 
-// What of it survives a restart. Copyable value; copies share the trainers' states.
+// What survives a restart. Copyable value; copies share the trainers' states.
 struct HandOver {
   HandOverPhase phase = HandOverPhase::kOffered;
-  int64_t number = 0;   // Larger than those of the job's hand-overs before.
-  Step step;            // The last one that is decided.
+  int64_t number = 0;   // Larger than that of any earlier hand-over of the job.
+  Step step;            // The last decided step.
   bool frozen = false;  // A frozen epoch has begun at that step: no worker is in an older one.
-  absl::Time deadline;  // For a job that accepts it.
+  absl::Time deadline;  // For a taker to accept it.
   JobId taker;          // From kAccepted on.
   Creation taker_creation;
   std::string reason;  // kCancelled: why.
@@ -67,9 +66,9 @@ struct HandOverOffer {
   Step step;
   std::string trainer_state;
   absl::Duration patience;
-  int64_t call = 0;  // Tells one try from the next.
+  int64_t call = 0;  // Tells one attempt from the next.
 };
-// One rank of a taker is ready, or has it.
+// One rank of a taker is ready or, with `finish`, has the values.
 struct TakeOver {
   JobId job;
   Creation creation;
@@ -80,7 +79,7 @@ struct TakeOver {
   Rank rank;
   bool finish = false;
 
-  friend bool SameBut(const TakeOver& a, const TakeOver& b) {  // But for the rank.
+  friend bool SameBut(const TakeOver& a, const TakeOver& b) {  // Except for the rank.
     return a.job == b.job && a.creation == b.creation && a.number == b.number &&
            a.finish == b.finish;
   }

@@ -1,5 +1,5 @@
-// Two jobs, a worker each, and whatever may happen to them in any order: journals that fail,
-// coordinators that restart, lost commands, deaths, deletions. Never can both take the next step.
+// Two jobs with a worker each, and arbitrary events in any order: failing journals, restarting
+// coordinators, lost commands, deaths, deletions. Both jobs can never take the next step.
 #include <functional>
 #include <map>
 #include <random>
@@ -28,7 +28,7 @@ JobSpecPtr Spec(int32_t world_size) {
   return *MakeJobSpec(model, config, 0);
 }
 
-// What a worker is in of its job.
+// The state of a worker in its job.
 struct WorkerState {
   Creation creation;
   Epoch epoch;
@@ -65,7 +65,7 @@ class World {
     return &views_[job];
   }
 
-  // A handler; now and then the journal fails, and then nothing was done or sent.
+  // A handler. Now and then the journal fails; then nothing was done or sent.
   absl::Status Call(const std::function<absl::Status(Effects*)>& handler) {
     Effects effects;
     const absl::Status status = handler(&effects);
@@ -154,7 +154,7 @@ class World {
                            "",   absl::Seconds(60), ++requests_};
     if (Call([&](Effects* e) { return core_.OfferHandOver(offer, now_, e); }).ok())
       offered_.insert(rank);
-    if (Pick(4) == 0) {  // Its trainer gives up, or dies.
+    if (Pick(4) == 0) {  // Its trainer gives up or dies.
       core_.WithdrawOffer(offer);
       offered_.erase(rank);
     }
@@ -224,7 +224,7 @@ class World {
     if (old == nullptr || !old->hand_over.has_value()) return;
     const HandOver& hand_over = *old->hand_over;
     const JobView* taker = View(kNew);
-    // Who was once told that it owns the state can go on from it for as long as it is there.
+    // Once told that it owns the state, a job can continue from it as long as the job exists.
     if (hand_over.phase == HandOverPhase::kAccepted) owners_.insert(hand_over.taker_creation);
     const bool is_owned = taker != nullptr && owners_.count(taker->creation) > 0;
     const WorkerState& worker = workers_[SenderOf(kOld).worker];

@@ -3,17 +3,18 @@
 //               placed                 all prepared
 //   kWaiting ───────────► kStarting ───────────────► kRunning
 //      ▲                   │  ▲  │ placed (again)       │
-//      └─── unplaceable ───┘  └──┘◄────── placed ───────┤      any ─── deleted ──► kDeleted
-//      ▲                                                │      any but kDeleted, kHandedOver
-//      └────────────────── unplaceable ─────────────────┘          ── shards lost ──► kLost
-//                                                              any but kDeleted, kLost
-//                                                                  ── handed over ──► kHandedOver
+//      └─── unplaceable ───┘  └──┘◄────── placed ───────┤
+//      ▲                                                │
+//      └────────────────── unplaceable ─────────────────┘
 //
-// Pure; thread-safe. "Placed" opens a new epoch whose ranks all have a device. A lost job had
-// committed steps and nobody holds their result any more; with the state of one that is handed over
-// another job goes on. Nothing but their deletion leads out of these two, and no worker holds them.
-// kOrphaned is none of a job's states, but how one is shown that workers hold and the journal does
-// not know: see orphans.h.
+//   any of these ───── shards lost ──► kLost
+//   any of these ───── handed over ──► kHandedOver
+//   any but kDeleted ──── deleted ───► kDeleted
+//
+// Pure; thread-safe. "Placed" opens a new epoch in which every rank has a device. A lost job had
+// committed steps whose result no worker holds any more. A handed-over job continues as another
+// job. Both can only be deleted, and no worker holds them. kOrphaned is not a state that a job
+// reaches: it shows a job that workers hold and the journal does not know (see orphans.h).
 #ifndef TESSERA_COORDINATOR_CORE_JOB_H_
 #define TESSERA_COORDINATOR_CORE_JOB_H_
 
@@ -49,31 +50,31 @@ inline bool IsOver(JobState state) {
   return state == JobState::kDeleted || state == JobState::kLost || state == JobState::kHandedOver;
 }
 
-// What of a job changes and survives a restart. Copyable value.
+// The part of a job that changes and survives a restart. Copyable value.
 struct JobStatus {
   JobState state = JobState::kWaiting;
   Epoch epoch;       // 0 before the first placement.
   Step resume_step;  // Of this epoch; meaningful in kRunning.
-  // By rank. In kWaiting: where the ranks were, so that they go back there. Of one that is
-  // over: where the shards were; the devices are free.
+  // By rank. In kWaiting: where the ranks were, so that they return there. In a job that is over:
+  // where the shards were; the devices are free.
   std::vector<RankPlacement> placements;
   // An epoch has begun on these placements: the shards are in the memory of these incarnations and
-  // nowhere else. A rank goes to another worker only where others have the same shards.
+  // nowhere else. A rank moves to another worker only if other ranks have the same shards.
   bool bound = false;
-  // Of one that is bound: workers that have not said since they got their ranks that they hold
-  // them. They may be empty.
+  // For a bound job: workers that have not confirmed, since they got their ranks, that they hold
+  // the shards. They may be empty.
   std::set<WorkerId> unconfirmed;
-  // In kRunning: the ranks that are given their shards by others in this epoch.
+  // In kRunning: the ranks that receive their shards from other ranks in this epoch.
   std::set<int32_t> rebuilt_ranks;
-  // Of a job on several workers, in kRunning: where each rank listens in this epoch, and what was
-  // decided of resume_step, for workers that do not know it.
+  // For a job on several workers, in kRunning: where each rank listens in this epoch, and the
+  // decision about resume_step for workers that do not know it.
   std::map<int32_t, std::string> rank_addresses;
   std::string decision;
-  std::string reason;    // Why this epoch (or this waiting) began.
-  int failure_code = 0;  // As RankFailure::code, of the failure for which it did.
+  std::string reason;    // Why this epoch (or wait) began.
+  int failure_code = 0;  // As RankFailure::code: the failure that caused it.
 };
 
-// OK where the job is not over. Errors: FailedPrecondition  names the job, and why.
+// Errors: FailedPrecondition  the job is over (names the job and the reason)
 absl::Status CheckNotOver(const JobId& id, const JobStatus& status);
 
 // A consistent copy of one job, for replies, watches and commands.
@@ -86,7 +87,7 @@ struct JobView {
   std::map<int32_t, RankStatus> ranks;
   std::optional<HandOver> hand_over;  // The newest, if there was any.
   std::string owner, attach_key;
-  int64_t spec_bytes = 0;  // SizeBytes(*spec); 0 of an orphan.
+  int64_t spec_bytes = 0;  // SizeBytes(*spec); 0 for an orphan.
 };
 
 }  // namespace tessera::coordinator

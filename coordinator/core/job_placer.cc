@@ -47,7 +47,7 @@ std::optional<std::vector<RankPlacement>> JobPlacer::Place(const JobId& id, cons
   const std::set<WorkerId> live = LiveWorkers(id, job), workers = WorkersOf(job.status.placements);
   if (live.size() == workers.size()) return job.status.placements;
   if (live.empty() || !EachWorkerHasAll(*job.spec, job.status.placements)) return std::nullopt;
-  // Where those that are live may all be empty, a silent one may be the last holder.
+  // If all live workers may be empty, a silent one may hold the only copy: wait for it.
   const std::set<WorkerId> restarted = state_->RestartedWorkers(job.status);
   const std::set<WorkerId> unconfirmed = UnconfirmedWorkers(id, job);
   const EpochRuntime* runtime = FindRuntime(id, job);
@@ -88,7 +88,7 @@ std::set<WorkerId> JobPlacer::UnconfirmedWorkers(const JobId& id, const Job& job
   if (job.status.state == JobState::kRunning) {
     Step step = job.committed_step;
     if (runtime != nullptr) step = std::max(step, runtime->ledger.committed_step());
-    // Each rank voted for it, which none does that is empty.
+    // Every rank voted for this step, and an empty rank does not vote.
     return step > job.status.resume_step ? std::set<WorkerId>() : unconfirmed;
   }
   if (runtime == nullptr) return unconfirmed;
@@ -105,12 +105,12 @@ std::set<WorkerId> JobPlacer::UnconfirmedWorkers(const JobId& id, const Job& job
 
 std::set<WorkerId> JobPlacer::EmptyWorkers(const JobId& id, const Job& job) const {
   std::set<WorkerId> empty = state_->RestartedWorkers(job.status);
-  // Once the epoch runs, who was empty may have been given its shards: the next one asks again.
+  // Once the epoch runs, an empty worker may have received its shards. The next epoch asks again.
   if (job.status.state != JobState::kStarting) return empty;
   const EpochRuntime* runtime = FindRuntime(id, job);
   if (runtime == nullptr || !runtime->gather.complete()) return empty;
   const std::set<WorkerId>& told = runtime->gather.empty_workers();
-  // Where nobody holds anything, and nothing was committed, no epoch had reached them yet.
+  // If all workers are empty and no step was committed, no epoch has reached them yet.
   const bool is_new =
       job.committed_step == Step(0) && told.size() == WorkersOf(job.status.placements).size();
   if (!is_new) empty.insert(told.begin(), told.end());

@@ -1,5 +1,6 @@
-// Where a job's ranks go in its next epoch, which depends on who still holds its shards. A view of
-// the coordinator's state, which outlives it and does not change meanwhile. Thread-compatible.
+// Decides where a job's ranks go in its next epoch, which depends on which workers still hold its
+// shards. It is a view of the coordinator's state, which must outlive it and must not change while
+// it is used. Thread-compatible.
 #ifndef TESSERA_COORDINATOR_CORE_JOB_PLACER_H_
 #define TESSERA_COORDINATOR_CORE_JOB_PLACER_H_
 
@@ -31,19 +32,19 @@ class JobPlacer {
         avoided_(avoided),
         orphans_(orphans) {}
 
-  // Where the ranks go in the next epoch, or nullopt: nowhere yet. Ranks of a job that is bound go
-  // back to where their shards are, or are, or can be given to them.
+  // Where the ranks go in the next epoch; nullopt: nowhere yet. The ranks of a bound job stay with
+  // their shards, or go where other ranks can copy these shards to.
   std::optional<std::vector<RankPlacement>> Place(const JobId& id, const Job& job) const;
-  // What a job waits for that has no place, for a person.
+  // What a job without a place waits for, for display.
   std::string WhyWaiting(const JobId& id, const Job& job) const;
-  // Of a job that is bound: the workers that answer, and have not started again since they got
-  // their ranks.
+  // For a bound job: the workers that answer and have not restarted since they got their ranks,
+  // without those that the job avoids.
   std::set<WorkerId> LiveWorkers(const JobId& id, const Job& job) const;
-  // Of a job that is bound: the workers of which nobody knows that they hold their ranks' shards.
+  // For a bound job: the workers that are not known to hold their ranks' shards.
   std::set<WorkerId> UnconfirmedWorkers(const JobId& id, const Job& job) const;
-  // The workers whose memory of the job is gone: they started again, or have said so.
+  // The workers that have lost their memory of the job: they restarted, or reported it.
   std::set<WorkerId> EmptyWorkers(const JobId& id, const Job& job) const;
-  // Whether some of the job's shards are in nobody's memory any more.
+  // Whether no worker holds some of the job's shards any more.
   bool MemoryIsGone(const JobId& id, const Job& job) const;
 
  private:

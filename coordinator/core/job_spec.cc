@@ -130,7 +130,7 @@ absl::Status CompareJobSpecs(const JobSpec& a, const JobSpec& b) {
   const auto fields_b = ConfigFields(b.config);
   for (size_t i = 0; i < fields_a.size() && i < fields_b.size(); ++i) {
     if (fields_a[i] == fields_b[i]) continue;
-    // Both may be of the same rank: a later trainer with other settings.
+    // Both may come from the same rank, if a later trainer has other settings.
     const std::string maker =
         a.submitting_rank < 0 ? ""
                               : absl::StrCat(" (made by ", SubmitterName(a.submitting_rank), ")");

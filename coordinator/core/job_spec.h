@@ -1,4 +1,4 @@
-// Checks of what a caller wants a job to be. Pure; thread-safe.
+// Checks the spec of a job. Pure; thread-safe.
 #ifndef TESSERA_COORDINATOR_CORE_JOB_SPEC_H_
 #define TESSERA_COORDINATOR_CORE_JOB_SPEC_H_
 
@@ -13,23 +13,23 @@
 namespace tessera::coordinator {
 
 // A checked spec with its layout digest.
-// Errors: InvalidArgument  what no worker can host: see ValidateJobConfig; and what ValidateModel
-//   and the layout refuse of the model.
+// Errors: InvalidArgument  no worker can host it: see ValidateJobConfig, ValidateModel and the
+//                          layout
 absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_t submitting_rank);
 
-// Says what memory the job takes, by its model and config.
+// Sets the memory that the job needs, from its model and config.
 // Errors: InvalidArgument  as MakeJobSpec
 absl::Status SetMemoryNeeds(JobSpec* spec);
 
-// OK, or InvalidArgument that names both submitters and the first parameter or config field that
-// differs.
+// Errors: InvalidArgument  they differ (names both submitters and the first parameter or config
+//                          field that differs)
 absl::Status CompareJobSpecs(const JobSpec& a, const JobSpec& b);
 
-// Whether each worker has all shards of the job, so that one that is left is enough: all units are
-// hybrid, and each group of shard_group_size ranks is on a worker of its own.
+// Whether each worker has all shards of the job, so that any one of them is enough: all units are
+// hybrid, and each group of shard_group_size ranks has a worker of its own.
 bool EachWorkerHasAll(const JobSpec& spec, const std::vector<RankPlacement>& placements);
 
-// What the spec takes of memory, nearly.
+// The memory that the spec takes, approximately.
 int64_t SizeBytes(const JobSpec& spec);
 
 // "rank 3", or "the caller" for -1.

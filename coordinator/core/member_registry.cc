@@ -11,7 +11,7 @@ absl::Status Stale(const WorkerId& worker, Incarnation given, Incarnation curren
   return absl::FailedPreconditionError(absl::StrCat("worker '", worker.value(), "': incarnation ",
                                                     given.value(), " is stale; ", current.value(),
                                                     " is registered: another process has this id, "
-                                                    "or this one is to be started again"));
+                                                    "or this one has to be restarted"));
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ absl::Status MemberRegistry::CheckKey(const WorkerId& worker, Incarnation incarn
   return absl::PermissionDeniedError(
       absl::StrCat("worker '", worker.value(), "', incarnation ", incarnation.value(),
                    ": this is another process than the one that registered: each worker needs an "
-                   "id of its own; if this is the only one of this id, start it again"));
+                   "id of its own; if this is the only one with this id, restart it"));
 }
 
 const Member* MemberRegistry::Find(const WorkerId& worker) const {

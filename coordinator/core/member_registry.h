@@ -1,6 +1,6 @@
-// Which workers there are: devices, address, incarnation, and whether a worker is lost. Copyable
-// value, thread-compatible. When a worker was last heard of is the Liveness's matter, below,
-// because it does not survive a restart.
+// The registered workers: devices, address, incarnation, and whether a worker is lost. Copyable
+// value; thread-compatible. When a worker was last heard of is kept by Liveness, below, because it
+// does not survive a restart.
 #ifndef TESSERA_COORDINATOR_CORE_MEMBER_REGISTRY_H_
 #define TESSERA_COORDINATOR_CORE_MEMBER_REGISTRY_H_
 
@@ -19,12 +19,12 @@ struct Member {
   Incarnation incarnation;
   int32_t num_devices = 0;
   std::string address;
-  std::string data_host;  // By which ranks of other workers reach its own; empty: they do not.
+  std::string data_host;  // Where ranks of other workers reach its ranks; empty: they do not.
   int32_t max_ranks_of_job = 0;  // 0: as many as it has devices.
-  std::string device;            // For a person; empty: the processor.
-  int64_t memory_bytes = 0;      // Of its host, for jobs; 0: it does not say.
-  std::string key;               // Of this life: nobody without it goes on with it.
-  bool lost = false;             // Not heard of for the timeout; its ranks have been given up.
+  std::string device;            // Of its ranks' memory, for display; empty: the host.
+  int64_t memory_bytes = 0;      // Host memory for jobs; 0: not reported.
+  std::string key;               // Secret of this life, which only its process knows.
+  bool lost = false;             // Silent for the timeout; its ranks have been given up.
 };
 
 class MemberRegistry {
@@ -34,13 +34,13 @@ class MemberRegistry {
   //         InvalidArgument     this incarnation registered with another number of devices
   //         PermissionDenied    this incarnation has another key
   absl::Status CheckRegister(const WorkerId& worker, const Member& member) const;
-  // Whether a stream or event of (worker, incarnation) counts.
+  // Whether a stream or event of (worker, incarnation) is accepted.
   // Errors: NotFound            not registered, or only with an older incarnation
   //         FailedPrecondition  a newer incarnation is registered
   absl::Status CheckCurrent(const WorkerId& worker, Incarnation incarnation) const;
-  // The number of the worker's life that has `key`: of its last one, or the next.
+  // The incarnation that has `key`: the current one, or else the next.
   Incarnation IncarnationOf(const WorkerId& worker, const std::string& key) const;
-  // Errors: PermissionDenied  it is this worker's last life, with another key
+  // Errors: PermissionDenied  this is the worker's current life, with another key
   absl::Status CheckKey(const WorkerId& worker, Incarnation incarnation,
                         const std::string& key) const;
 
@@ -56,10 +56,11 @@ class MemberRegistry {
   std::map<WorkerId, Member> members_;
 };
 
-// Who has been silent for too long: a pure function of now and of when each was last heard.
+// Finds the workers that have been silent for too long. A pure function of now and of when each
+// worker was last heard.
 //
-// A pause of the coordinator itself (longer than half the timeout between two Observe calls) is
-// not held against anybody: the workers could not have been heard meanwhile.
+// A pause of the coordinator itself (longer than half the timeout between two Observe calls) does
+// not count as silence, because no worker could be heard during it.
 class Liveness {
  public:
   explicit Liveness(absl::Duration timeout) : timeout_(timeout) {}
@@ -68,7 +69,7 @@ class Liveness {
   void Forget(const WorkerId& worker) { last_heard_.erase(worker); }
   // Since `worker` was last heard of; 0 for one that never was.
   absl::Duration SilentFor(const WorkerId& worker, absl::Time now) const;
-  // To be called regularly, before Silent. Returns how long a pause of the coordinator was that has
+  // Call it regularly, before Silent. Returns the length of the pause of the coordinator that has
   // just ended; 0: there was none.
   absl::Duration Observe(absl::Time now);
   // Workers last heard `timeout` or longer before `now`, in id order.

@@ -75,7 +75,7 @@ TEST(LivenessTest, OwnPauseIsNotHeldAgainstTheWorkers) {
   liveness.Observe(start);
   liveness.Heard(kA, start);
   liveness.Observe(start + absl::Seconds(3));
-  liveness.Observe(start + absl::Seconds(103));  // 100 s of which nobody could be heard.
+  liveness.Observe(start + absl::Seconds(103));  // A pause of 100 s in which nobody could be heard.
   EXPECT_THAT(liveness.Silent(start + absl::Seconds(103)), IsEmpty());
   EXPECT_THAT(liveness.Silent(start + absl::Seconds(110)), ElementsAre(kA));
 }

@@ -40,7 +40,7 @@ void OrderValidator::Restore(const OrderPosition& position, const OrderEntry& en
 }
 
 void OrderValidator::FinishRestore() {
-  // Behind the last entry of the newest pass lies what an earlier, longer order left.
+  // Entries after the last one of the newest pass remain from an earlier, longer order.
   while (!record_.empty() && !(record_.back() && record_.back()->at.InPassOf(recorded_at_))) {
     record_.pop_back();
   }
@@ -80,11 +80,12 @@ OrderVerdict OrderValidator::Latched(absl::FunctionRef<OrderVerdict()> judge) {
 
 OrderVerdict OrderValidator::DoAnnounce(Rank rank, const OrderPosition& position,
                                         const OrderEntry& entry) {
+  // A rank waits at one position at a time, so this replaces its last announcement.
   Withdraw(rank);
   const Recorded* recorded = RecordAt(position.sequence);
   const bool is_new = pending_.count(position) == 0;
   if (recorded != nullptr && recorded->entry == entry && is_new) {
-    // By the record, or a repeat whose release was lost.
+    // It follows the record, or it repeats an announcement whose release was lost.
     OrderVerdict verdict = DoProgress(rank, position);
     if (!verdict.mismatch) {
       verdict.released = {rank};
@@ -102,7 +103,7 @@ OrderVerdict OrderValidator::DoAnnounce(Rank rank, const OrderPosition& position
   announced.emplace(rank, entry);
   waiting_at_[rank] = position;
   for (const auto& [other, other_entry] : {*announced.begin(), *announced.rbegin()}) {
-    // All but this rank's are equal, so that one of the two is another's if there is another.
+    // The earlier entries are all equal, so the first or the last one stands for them.
     if (other_entry == entry) continue;
     return Mismatch(position, other,
                     absl::StrCat("is about to ", DescribeEntry(other_entry, *spec_)), rank,
@@ -129,7 +130,7 @@ OrderVerdict OrderValidator::Agree(const OrderPosition& position) {
     progress_[rank.value()] = std::max(progress_[rank.value()], position);
   }
   verdict.recorded = announced.begin()->second;
-  record_.resize(position.sequence + 1);  // What was recorded behind it holds no longer.
+  record_.resize(position.sequence + 1);  // Entries after it are void.
   record_[position.sequence] = Recorded{position, *verdict.recorded};
   recorded_at_ = position;
   return verdict;

@@ -4,15 +4,16 @@
 //   recording step    every rank announces each position and waits; when all announced the same,
 //                     all are released and the entry is recorded
 //   later steps       a rank that follows its record asks nobody; one that deviates announces:
-//                       all deviate alike             -> released, the record changes from there on
+//                       all deviate in the same way   -> released, and the record changes from
+//                                                        there on
 //                       another rank announces other, -> mismatch, naming both ranks
 //                       or went past the position by
 //                       its record
 //
 // A position is (step, pass, sequence): `sequence` counts the operations that a rank issued before
-// it in the pass. What is said of steps here is true of the passes of one too. After a mismatch
-// nothing is released any more: each call returns it again, until a new epoch has a validator of
-// its own. Nothing here times out; a rank that reports no progress keeps the others waiting.
+// it in the pass. The rules for steps also hold for the passes of a step. After a mismatch nothing
+// is released: each call returns the same mismatch, until a new epoch creates its own validator.
+// Nothing here times out; a rank that reports no progress keeps the others waiting.
 #ifndef TESSERA_COORDINATOR_CORE_ORDER_VALIDATOR_H_
 #define TESSERA_COORDINATOR_CORE_ORDER_VALIDATOR_H_
 
@@ -29,10 +30,10 @@
 namespace tessera::coordinator {
 
 struct OrderVerdict {
-  std::vector<Rank> released;  // These may go on at `position`.
+  std::vector<Rank> released;  // These may continue at `position`.
   OrderPosition position;
   std::optional<OrderEntry> recorded;   // Newly agreed at `position`.
-  std::optional<std::string> mismatch;  // Says who differs at `position`, and how.
+  std::optional<std::string> mismatch;  // Names the ranks that differ at `position`, and how.
 };
 
 class OrderValidator {
@@ -40,7 +41,7 @@ class OrderValidator {
   OrderValidator() = default;
   OrderValidator(int32_t world_size, JobSpecPtr spec);
 
-  // Puts back what was agreed before a restart; in any order, then FinishRestore once.
+  // Restores what was agreed before a restart. Call it in any order, then FinishRestore once.
   void Restore(const OrderPosition& position, const OrderEntry& entry);
   void FinishRestore();
 
@@ -49,7 +50,7 @@ class OrderValidator {
   OrderVerdict Announce(Rank rank, const OrderPosition& position, const OrderEntry& entry);
   // `rank` has issued `position.sequence` operations of `position.step` so far.
   OrderVerdict Progress(Rank rank, const OrderPosition& position);
-  // `rank` is through with `step`.
+  // `rank` has finished `step`.
   OrderVerdict Finished(Rank rank, Step step);
 
   int64_t num_recorded() const { return static_cast<int64_t>(record_.size()); }
@@ -69,7 +70,7 @@ class OrderValidator {
   OrderVerdict Agree(const OrderPosition& position);
   OrderVerdict Mismatch(const OrderPosition& position, Rank a, const std::string& what_a, Rank b,
                         const std::string& what_b) const;
-  // Whether `rank`, which did not announce there, is past `position`: then a mismatch.
+  // A mismatch if `rank` did not announce there and is past `position`.
   OrderVerdict CheckPassed(Rank rank, const OrderPosition& position) const;
   std::string WhatRankDid(const OrderPosition& position) const;
 
@@ -80,7 +81,7 @@ class OrderValidator {
   std::map<OrderPosition, Announced> pending_;
   std::map<Rank, OrderPosition> waiting_at_;
   std::optional<OrderVerdict> mismatch_;  // The first.
-  std::vector<OrderPosition> progress_;   // By rank: nothing before it is still to be issued.
+  std::vector<OrderPosition> progress_;   // By rank: everything before it has been issued.
 };
 
 // "unshard unit 'blocks.2' (parameters a, b, c and 3 more; bf16, 4096 elements)".

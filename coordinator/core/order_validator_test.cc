@@ -113,7 +113,7 @@ TEST_F(OrderValidatorTest, DeviationOfAllAlikeIsTheNewOrder) {
   EXPECT_THAT(order_.Announce(Rank(0), At(2, 1), Entry("unshard", 2)).released, IsEmpty());
   EXPECT_THAT(order_.Announce(Rank(1), At(2, 1), Entry("unshard", 2)).released,
               ElementsAre(Rank(0), Rank(1)));
-  EXPECT_EQ(order_.num_recorded(), 2);  // What came behind holds no longer.
+  EXPECT_EQ(order_.num_recorded(), 2);  // Entries after it are void.
   EXPECT_THAT(order_.Announce(Rank(0), At(3, 1), Entry("unshard", 2)).released,
               ElementsAre(Rank(0)));
 }
@@ -160,12 +160,12 @@ TEST_F(OrderValidatorTest, PassesOfOneStepAreComparedLikeSteps) {
   };
   EXPECT_TRUE(At(2, 7) < in_pass(1, 0));
   EXPECT_TRUE(in_pass(1, 7) < At(3, 0));
-  // In place of the second unit, both end the pass; what was recorded behind it holds no longer.
+  // Instead of the second unit, both ranks end the pass; entries recorded after it are void.
   order_.Announce(Rank(0), in_pass(1, 1), Entry("end-forward", -1));
   EXPECT_THAT(order_.Announce(Rank(1), in_pass(1, 1), Entry("end-forward", -1)).released,
               ElementsAre(Rank(0), Rank(1)));
   EXPECT_EQ(order_.num_recorded(), 2);
-  // One goes on with another pass by the record, the other trains.
+  // One rank continues with another pass by the record; the other one trains.
   EXPECT_FALSE(order_.Announce(Rank(1), in_pass(2, 1), Entry("unshard", 1)).mismatch.has_value());
   const OrderVerdict verdict = order_.Progress(Rank(0), in_pass(3, 0));
   ASSERT_TRUE(verdict.mismatch.has_value());
@@ -185,7 +185,7 @@ TEST_F(OrderValidatorTest, RestoredRecordReleasesWhoMissedItsRelease) {
   restored.Restore(At(1, 1), Entry("unshard", 1));
   restored.Restore(At(1, 0), Entry("unshard", 0));
   restored.FinishRestore();
-  // Rank 0 had its release of position 1 before the restart and is one further; rank 1 had not.
+  // Rank 0 received its release of position 1 before the restart and is one ahead; rank 1 did not.
   EXPECT_THAT(restored.Announce(Rank(0), At(1, 2), Entry("unshard", 2)).released, IsEmpty());
   EXPECT_THAT(restored.Announce(Rank(1), At(1, 1), Entry("unshard", 1)).released,
               ElementsAre(Rank(1)));
@@ -196,7 +196,7 @@ TEST_F(OrderValidatorTest, RestoredRecordReleasesWhoMissedItsRelease) {
 TEST_F(OrderValidatorTest, RestoreDropsWhatALongerEarlierOrderLeft) {
   OrderValidator restored(2, Spec());
   for (int64_t i = 0; i < 6; ++i) restored.Restore(At(1, i), Entry("unshard", 0));
-  restored.Restore(At(5, 3), Entry("reduce", 1));  // Replaced position 3, and the step ended.
+  restored.Restore(At(5, 3), Entry("reduce", 1));  // It replaced position 3, and the step ended.
   restored.FinishRestore();
   EXPECT_EQ(restored.num_recorded(), 4);
 }

@@ -28,6 +28,7 @@ bool Orphans::Hear(const WorkerId& worker, const JobProgress& progress) {
   if (orphans_.count(key) == 0 && orphans_.size() >= capacity_) return false;
   const auto [holder, is_new] = orphans_[key].try_emplace(worker, Holder(progress));
   Holder now(progress);
+  // A description is void once the worker is in another epoch.
   if (holder->second.epoch == now.epoch) now.described = std::move(holder->second.described);
   holder->second = std::move(now);
   return is_new || !holder->second.described.has_value();
@@ -96,6 +97,7 @@ std::set<WorkerId> Orphans::Missing(const Holders& holders) {
       missing.insert(place.worker);
   }
   for (const auto& [worker, holder] : holders) {
+    // Such a worker may know a later step than every description so far.
     if (!holder.described.has_value() && holder.epoch >= latest->epoch) missing.insert(worker);
   }
   return missing;
@@ -110,7 +112,7 @@ std::string Orphans::DescribeHolders(const Holders& holders) {
       workers.size() == 1 ? " holds it, " : " hold it, ", "and the journal does not know it",
       missing.empty()
           ? ""
-          : absl::StrCat("; it goes on once ", missing.size() == 1 ? "worker " : "workers ",
+          : absl::StrCat("; it continues once ", missing.size() == 1 ? "worker " : "workers ",
                          Quoted(missing), missing.size() == 1 ? " is" : " are", " here too"));
 }
 

@@ -1,5 +1,5 @@
-// How much one owner may have of a coordinator, so that others have some, too. A copyable value;
-// thread-compatible.
+// Limits what one owner may use of a coordinator, so that enough is left for others. Copyable
+// value; thread-compatible.
 #ifndef TESSERA_COORDINATOR_CORE_OWNER_LIMITS_H_
 #define TESSERA_COORDINATOR_CORE_OWNER_LIMITS_H_
 
@@ -18,11 +18,11 @@ namespace tessera::coordinator {
 
 class OwnerLimits {
  public:
-  // Whether there may be one more job, beside `jobs`; if so, it counts as created.
-  // Errors: ResourceExhausted  names the owner, the limit, what there is, and what to do
+  // Whether `event` may add a job to `jobs`. If so, counts it as created.
+  // Errors: ResourceExhausted  names the owner, the limit, the use so far, and what to do
   absl::Status Create(const CoordinatorOptions& options, const std::map<JobId, Job>& jobs,
                       const CreateJobEvent& event, absl::Time now);
-  void TakeBackCreate() { created_.pop_back(); }  // Of the last Create: it could not be journalled.
+  void TakeBackCreate() { created_.pop_back(); }  // The last Create could not be journalled.
 
  private:
   struct Created {
@@ -30,8 +30,8 @@ class OwnerLimits {
     int64_t bytes = 0;  // Of the model.
     absl::Time at;
   };
-  // In the last minute, of owners that are not operators: each is written to disk while others
-  // wait, so one that is deleted at once counts, too.
+  // In the last minute, by owners that are not operators. Each job is written to disk while others
+  // wait, so a job that is deleted at once counts too.
   std::deque<Created> created_;
 };
 

@@ -30,8 +30,8 @@ int64_t RanksThatFit(const WorkerId& worker, const Member& member,
          need.rank_bytes;
 }
 
-// Leaves no more of a worker's free devices than it can hold ranks of a job: those first that the
-// job has had.
+// Leaves at most as many of a worker's free devices as it can hold ranks of the job. Devices that
+// the job had come first.
 void Limit(const WorkerId& worker, const Member& member, const PlacementRequest& request,
            std::set<int32_t>* devices) {
   const int64_t told = member.max_ranks_of_job == 0 ? INT64_MAX : member.max_ranks_of_job;
@@ -56,7 +56,7 @@ std::set<int32_t> FreeOf(const WorkerId& worker, const Member& member,
   return devices;
 }
 
-// Workers with at least one free device; of those as many as a job can use.
+// Workers with at least one free device, with at most as many devices as the job can use.
 FreeDevices FindFree(const MemberRegistry& members, const PlacementRequest& request) {
   FreeDevices free;
   for (const auto& [worker, member] : members.members()) {
@@ -67,7 +67,7 @@ FreeDevices FindFree(const MemberRegistry& members, const PlacementRequest& requ
   return free;
 }
 
-// Those workers that have devices for more ranks than they have memory for; empty: there are none.
+// Names workers that have devices for more ranks than they have memory for; empty: none.
 std::string DescribeMemoryShortage(const MemberRegistry& members, const PlacementRequest& request) {
   constexpr int kMaxNamed = 3;
   std::string text;
@@ -83,7 +83,8 @@ std::string DescribeMemoryShortage(const MemberRegistry& members, const Placemen
                     worker.value(), "' has ", BytesText(FreeBytes(worker, member, request)),
                     " free of ", BytesText(member.memory_bytes));
   }
-  if (found > kMaxNamed) absl::StrAppend(&text, "; so do ", found - kMaxNamed, " more workers");
+  if (found > kMaxNamed)
+    absl::StrAppend(&text, "; memory is also short on ", found - kMaxNamed, " more workers");
   return text;
 }
 
@@ -107,7 +108,7 @@ FreeDevices OnOneWorker(FreeDevices free, const PlacementRequest& request) {
   return one;
 }
 
-// Leaves only workers whose ranks reach others'.
+// Leaves only workers whose ranks reach those of other workers.
 FreeDevices ThatReachOthers(FreeDevices free, const MemberRegistry& members) {
   for (auto it = free.begin(); it != free.end();) {
     it = members.Find(it->first)->data_host.empty() ? free.erase(it) : std::next(it);
@@ -115,8 +116,8 @@ FreeDevices ThatReachOthers(FreeDevices free, const MemberRegistry& members) {
   return free;
 }
 
-// As many ranks as there are on the worker with the most free devices, then on the next one; the
-// workers in the order of their ids. Requires enough devices.
+// Fills the workers with the most free devices, as few as possible, in the order of their ids.
+// Requires enough devices.
 std::vector<RankPlacement> AcrossWorkers(const FreeDevices& free, const MemberRegistry& members,
                                          int32_t world_size) {
   std::vector<const FreeDevices::value_type*> workers;
@@ -139,7 +140,7 @@ std::vector<RankPlacement> AcrossWorkers(const FreeDevices& free, const MemberRe
   return placements;
 }
 
-// Whether `request` asks for several workers with equally many ranks.
+// Whether `request` asks for several workers with the same number of ranks.
 bool WantsGroups(const PlacementRequest& request) {
   return request.ranks_per_worker > 0 && request.ranks_per_worker < request.world_size;
 }
@@ -156,7 +157,7 @@ std::vector<WorkerId> WithRoomForAGroup(const FreeDevices& free, const Placement
   return workers;
 }
 
-// Leaves only so many devices of so many workers as the groups need, or none.
+// Leaves exactly the devices that the groups need, or none.
 FreeDevices ForGroups(const FreeDevices& free, const PlacementRequest& request) {
   std::vector<WorkerId> workers = WithRoomForAGroup(free, request);
   const size_t wanted = request.world_size / request.ranks_per_worker;

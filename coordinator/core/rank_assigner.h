@@ -6,11 +6,12 @@
 //                                            kOneWorkerFirst the same if a, b and c reach others
 //   world_size 4, two a worker               kOneWorkerFirst a:0 a:1 b:0 b:2
 //
-// A worker that says so holds no more than so many ranks of a job, whatever it has free, nor more
-// than fit into its memory.
-// Stable: a rank whose device is still there keeps it, whatever joins. On one worker: the one that
-// holds the ranks already if it has room for all, else the one that the job fills best, so that the
-// next job finds the most devices together; equal ones in the order of their ids.
+// A worker can limit how many ranks of one job it holds, and never gets more than fit into its
+// memory. A rank whose device still exists keeps it, no matter which workers join.
+//
+// On one worker: the worker that holds the ranks already, if it has room for all. Otherwise the one
+// with the fewest free devices that are enough, which leaves the next job the most devices
+// together; ties go by id.
 #ifndef TESSERA_COORDINATOR_CORE_RANK_ASSIGNER_H_
 #define TESSERA_COORDINATOR_CORE_RANK_ASSIGNER_H_
 
@@ -28,20 +29,20 @@ namespace tessera::coordinator {
 
 using DeviceId = std::pair<WorkerId, int32_t>;
 
-// What jobs have of the workers.
+// What jobs occupy on the workers.
 struct Claims {
   std::set<DeviceId> devices;
-  std::map<WorkerId, int64_t> bytes;  // Of the memory of their hosts.
+  std::map<WorkerId, int64_t> bytes;  // Host memory.
 
-  // What a job has whose ranks are there, in any order.
+  // Adds a job whose ranks are at `places`, in any order.
   void Add(const JobSpec& spec, const std::vector<DeviceId>& places, const MemberRegistry& members);
 };
 
 enum class PlacementRule {
   kOneWorker,  // All ranks of a job on one worker: docs/adr/0007.
   kSpread,     // On any workers, whether or not their ranks reach each other.
-  // On one worker; where none has room, on as few as possible of those whose ranks reach others.
-  // The ranks of a worker follow each other.
+  // On one worker if one has room; otherwise on as few as possible of those whose ranks reach
+  // others. The ranks of a worker are consecutive.
   kOneWorkerFirst,
 };
 
@@ -49,26 +50,27 @@ enum class PlacementRule {
 struct PlacementRequest {
   int32_t world_size = 1;
   PlacementRule rule = PlacementRule::kOneWorkerFirst;
-  // Not 0: just so many ranks on each of world_size / ranks_per_worker workers.
+  // Not 0: exactly this many ranks on each of world_size / ranks_per_worker workers.
   int32_t ranks_per_worker = 0;
   HostMemory processor_memory, gpu_host_memory;  // As JobSpec's.
   Claims claimed;                                // By other jobs.
-  std::set<WorkerId> avoided;                    // Workers that do not do what they are asked.
+  std::set<WorkerId> avoided;                    // Workers that failed to do their part.
   std::vector<RankPlacement> previous;  // Where the ranks were: empty, or one for each rank.
 };
 
-// Placements by rank, or nullopt where live workers have too few free devices.
+// Placements by rank; nullopt: live workers have too few free devices.
 std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& members,
                                                       const PlacementRequest& request);
 
-// Of a job whose groups of `ranks_per_worker` ranks each have all shards, where the ranks go once
-// some groups are gone: those on `kept` stay; another one goes back to its worker where that has
-// room, else to one that has none of the job's ranks. Requires `previous` to have all ranks.
+// For a job in which each group of `ranks_per_worker` ranks has all shards: where the ranks go once
+// some groups are lost. Groups on `kept` stay. Another group returns to its worker if that has
+// room; otherwise it goes to a worker that has no ranks of the job. Requires `previous` to have all
+// ranks.
 std::optional<std::vector<RankPlacement>> ReplaceGroups(const MemberRegistry& members,
                                                         const PlacementRequest& request,
                                                         const std::set<WorkerId>& kept);
 
-// What a job that cannot be placed waits for, for a person:
+// What a job that cannot be placed waits for, for display:
 // "needs 4 devices on one worker; largest free: 3 on 'a'; 'b' is left out".
 std::string DescribeShortage(const MemberRegistry& members, const PlacementRequest& request);
 

@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
              "needs 2 devices on one worker; largest free: 1 on 'b'; 'a' is left out"}),
     [](const auto& info) { return info.param.what; });
 
-// Of these, all but those in `alone` reach others.
+// All of these workers reach others, except those in `alone`.
 MemberRegistry Reaching(const std::vector<std::pair<std::string, int32_t>>& workers,
                         const std::string& alone = "") {
   MemberRegistry members = Members(workers);
@@ -191,7 +191,7 @@ TEST(RankAssignerTest, SpreadRanksStayWhereTheirDeviceIsStillThere) {
   EXPECT_EQ(Text(*after), "a0 d0 c0 c1 ");
 }
 
-// A job of groups, each on a worker of its own.
+// A job of groups, each on its own worker.
 PlacementRequest Groups(int32_t world_size, int32_t ranks_per_worker) {
   PlacementRequest request = Request(world_size, PlacementRule::kOneWorkerFirst);
   request.ranks_per_worker = ranks_per_worker;
@@ -236,7 +236,7 @@ TEST(RankAssignerTest, GroupThatIsGoneGoesBackOrElsewhereAndTheOthersStay) {
   EXPECT_EQ(after(all, {WorkerId("b")}), "a0 a1 c0 c1 b2 b3 ");
   const MemberRegistry without_c = Reaching({{"a", 2}, {"b", 4}, {"d", 2}});
   EXPECT_EQ(after(without_c, {WorkerId("a"), WorkerId("b")}), "a0 a1 d0 d1 b2 b3 ");
-  // The free devices of "b" are no place for another group.
+  // The free devices of "b" have no room for another group.
   const MemberRegistry of_two = Reaching({{"a", 2}, {"b", 4}});
   EXPECT_EQ(after(of_two, {WorkerId("a"), WorkerId("b")}), "none");
   request.claimed.devices.emplace(WorkerId("d"), 1);
@@ -251,7 +251,7 @@ TEST(RankAssignerTest, GroupsWithoutRoomSayHowManyWorkersHaveIt) {
             "needs 3 workers with 2 free devices each, whose ranks reach each other; there are 2");
 }
 
-// A worker whose ranks cannot share its GPU holds one of each job, however many jobs.
+// A worker whose ranks cannot share its GPU holds one rank per job, however many jobs.
 TEST(RankAssignerTest, WorkerHoldsNoMoreRanksOfAJobThanItSaysAndKeepsThoseThatItHas) {
   MemberRegistry members = Reaching({{"a", 4}, {"b", 2}, {"c", 2}});
   for (const char* id : {"a", "b"}) {

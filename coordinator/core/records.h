@@ -1,5 +1,5 @@
-// The durable facts, each of which replaces the one of the same name before it. Replaying them all
-// gives the state again; DurableState::Apply is the one place that says what each means.
+// The durable facts. Each one replaces the previous fact of the same name. To replay all of them
+// restores the state; only DurableState::Apply defines what each one means.
 #ifndef TESSERA_COORDINATOR_CORE_RECORDS_H_
 #define TESSERA_COORDINATOR_CORE_RECORDS_H_
 
@@ -29,16 +29,16 @@ struct JobStepRecord {
   JobId job;
   Step committed_step;
 };
-// The newest one.
+// The newest hand-over of the job.
 struct HandOverRecord {
   JobId job;
   HandOver hand_over;
 };
-// With everything that belongs to the job.
+// Removes the job with everything that belongs to it.
 struct JobGoneRecord {
   JobId job;
 };
-// A creation that was deleted: what a worker holds of it, it is to drop.
+// A deleted generation. A worker that still holds it must drop it.
 struct DeletedJobRecord {
   JobId job;
   Creation creation;
@@ -48,8 +48,8 @@ struct DeletedJobGoneRecord {
 };
 struct ClusterRecord {
   std::string id;  // Which cluster this is. Never changes.
-  // Of requests for saves: at least. Beyond those that workers may have heard and the journal has
-  // not.
+  // The smallest number for a new request to save: larger than any that workers may have heard and
+  // the journal has lost.
   int64_t first_save_number = 1;
 };
 struct MemberRecord {
@@ -73,7 +73,7 @@ struct OrderRecord {
   OrderPosition position;
   OrderEntry entry;
 };
-// The agreed order of every epoch of the job so far is over.
+// The agreed orders of all epochs of the job so far are obsolete.
 struct EpochOverRecord {
   JobId job;
 };

@@ -1,5 +1,5 @@
-// What the newest mutating requests did, so that a retry gets the first one's reply, also after a
-// restart. Bounded: the oldest are forgotten first. Copyable value; thread-compatible.
+// What the newest mutating requests did, so that a retry gets the first attempt's reply, even after
+// a restart. Bounded: the oldest are forgotten first. Copyable value; thread-compatible.
 #ifndef TESSERA_COORDINATOR_CORE_REQUEST_LOG_H_
 #define TESSERA_COORDINATOR_CORE_REQUEST_LOG_H_
 
@@ -29,10 +29,10 @@ class RequestLog {
   void Put(const std::string& request_id, Request request);
   void Forget(const std::string& request_id);
 
-  // Larger than any before, also than one that was forgotten since: the newest never is. At least
-  // `at_least`, a time, so that a log which begins anew repeats none of an earlier one.
+  // Larger than any earlier one, forgotten ones included: the newest is never forgotten. At least
+  // `at_least`, which is a time, so that a new log repeats no number of a lost one.
   int64_t NextSequence(int64_t at_least) const;
-  // Ids to forget before one more is put.
+  // Ids to forget before another one is put.
   std::vector<std::string> Surplus() const;
 
  private:

@@ -24,7 +24,7 @@ std::optional<SaveState> NextState(SaveState state, SaveEvent event) {
     case SaveEvent::kGivenUp:
       return SaveState::kEnded;
     case SaveEvent::kWithdrawn:
-      // The ranks may have written all of it: they say how it ends.
+      // The ranks may already have written everything, so their report decides how it ends.
       return saving ? std::nullopt : std::optional<SaveState>(SaveState::kEnded);
   }
   return std::nullopt;

@@ -1,4 +1,4 @@
-// The saves of one job: those that somebody asked for, and what became of each, whoever asked.
+// The saves of one job: the pending requests, and the results of requested and other saves.
 //
 //               begun                 reported
 //   kWaiting ───────────► kSaving ───────────────► kEnded
@@ -8,7 +8,7 @@
 //      └────────────────────┘                        │
 //      kWaiting ── withdrawn, given up, reported ────┘
 //
-// Requests are done one after the other, in the order of their numbers. A copyable value;
+// Requests are served one at a time, in the order of their numbers. Copyable value;
 // thread-compatible.
 #ifndef TESSERA_COORDINATOR_CORE_SAVE_LOG_H_
 #define TESSERA_COORDINATOR_CORE_SAVE_LOG_H_
@@ -33,7 +33,7 @@ enum class SaveEvent { kBegun, kEpochOver, kReported, kWithdrawn, kGivenUp };
 // The state after `event`, or nullopt where the event cannot happen in `state`.
 std::optional<SaveState> NextState(SaveState state, SaveEvent event);
 
-// What has become of a checkpoint, as far as the job's own saves go.
+// What has become of a checkpoint, as far as the job's own saves tell.
 enum class SaveFate { kNone, kKept, kReplaced, kRemoved };
 
 struct SaveForm {
@@ -44,8 +44,8 @@ struct SaveForm {
   bool with_replicas = false;
   bool in_foreground = false;
   bool no_overwrite = false;
-  std::string root;  // Below which the path is to be; follows from who asked, so equal forms may
-                     // differ in it.
+  std::string root;  // Must contain `path`. It depends on the caller, so equal forms may differ
+                     // in it.
 
   friend bool operator==(const SaveForm& a, const SaveForm& b) {
     return a.path == b.path && a.keep_newest == b.keep_newest &&
@@ -56,20 +56,20 @@ struct SaveForm {
 };
 
 struct Save {
-  int64_t number = 0;      // Of the job's saves; from 1.
-  std::string request_id;  // Empty: the trainers made it by themselves.
+  int64_t number = 0;      // Counts the job's saves from 1.
+  std::string request_id;  // Empty: the trainers decided to save.
   SaveForm form;
   SaveState state = SaveState::kWaiting;
   absl::Time requested_at = absl::UnixEpoch();
-  absl::Time expires_at = absl::InfiniteFuture();  // If it waits then, it is withdrawn.
-  int32_t tries = 0;         // Epochs in which it was begun and that ended before it.
-  std::string last_failure;  // Why the last of them did.
-  bool cancelled = false;    // While kSaving: it is not wanted any more.
-  Step step;                 // As trainers count; of the last try.
-  // Of kEnded.
+  absl::Time expires_at = absl::InfiniteFuture();  // If it still waits then, it is withdrawn.
+  int32_t tries = 0;                               // Attempts that ended with their epoch.
+  std::string last_failure;                        // Why the last attempt ended.
+  bool cancelled = false;                          // While kSaving: it should stop.
+  Step step;                                       // As trainers count; of the last attempt.
+  // Set in kEnded.
   int64_t ended_sequence = 0;  // Rises with each save that ends.
   absl::Time ended_at = absl::UnixEpoch();
-  // Which of which epoch's saves the ranks called it. 0: they never said how it ended.
+  // The epoch, and which of its saves the ranks called this. Ordinal 0: they reported no end.
   Epoch epoch;
   int64_t ordinal = 0;
   absl::Duration took;
@@ -83,13 +83,13 @@ struct Save {
 // A consistent copy of one save, for replies.
 struct SaveView {
   Save save;
-  int64_t written_bytes = 0, all_bytes = 0;  // While kSaving, as far as ranks have told.
-  std::string waits_for;                     // While kWaiting, for a person.
+  int64_t written_bytes = 0, all_bytes = 0;  // While kSaving, as reported so far.
+  std::string waits_for;                     // While kWaiting, for display.
 };
 
 class SaveLog {
  public:
-  // Of those that ended the newest are kept: so many, and of paths and messages so many bytes.
+  // Of the ended ones the newest are kept: this many, with this many bytes of paths and messages.
   static constexpr int kMaxEnded = 256;
   static constexpr size_t kMaxEndedTextBytes = 256 << 10;
   static constexpr int kMaxPending = 16;
@@ -99,28 +99,28 @@ class SaveLog {
 
   const Save* Find(int64_t number) const;
   const Save* FindRequest(const std::string& request_id) const;
-  // That the ranks call so, if its end was reported.
+  // The one that ranks call so, if its end was reported.
   const Save* FindReported(Epoch epoch, int64_t ordinal) const;
-  // The one that is to be made next, or is being made; null: none.
+  // The save to make next, or in progress; null: none.
   const Save* Head() const;
-  // The numbers of those that have not ended.
+  // The numbers of the saves that have not ended.
   const std::set<int64_t>& pending() const { return pending_; }
-  // By the order in which they ended.
+  // In the order in which they ended.
   std::vector<const Save*> Ended() const;
 
   int64_t NextNumber(int64_t at_least) const { return std::max(last_number_ + 1, at_least); }
   int64_t NextEndedSequence() const { return last_ended_sequence_ + 1; }
-  // What is to be forgotten when one more ends: numbers.
+  // The numbers of the saves to forget when another one ends.
   std::vector<int64_t> Surplus() const;
 
-  // Which of the others change their fate when `save` is kept, and to what: those that ended before
-  // it and had its path, or one that it removed.
+  // The other saves whose fate changes when `save` is kept, with their new fate: those that ended
+  // before it and had its path, or a path that it removed.
   std::vector<Save> Outdated(const Save& save, const std::vector<std::string>& removed) const;
 
  private:
   std::map<int64_t, Save> saves_;
   std::set<int64_t> pending_;
-  int64_t last_number_ = 0, last_ended_sequence_ = 0;  // Ever, as far as is known.
+  int64_t last_number_ = 0, last_ended_sequence_ = 0;  // The largest ever, as far as known.
 };
 
 }  // namespace tessera::coordinator

@@ -23,17 +23,17 @@ class StepLedger {
   StepLedger(int32_t world_size, Step committed_step)
       : world_size_(world_size), committed_step_(committed_step) {}
 
-  // Notes that `rank` finished `step` having issued operations of this hash. Repeats are harmless:
-  // a rank's first report of a step counts. Returns the two ranks where the hash differs from
-  // another rank's; such a step never commits. Requires 0 <= rank < world_size.
+  // Records that `rank` finished `step` with operations of this hash. Only a rank's first report of
+  // a step counts. Returns the two ranks if the hash differs from another rank's; such a step never
+  // commits. Requires 0 <= rank < world_size.
   std::optional<HashMismatch> Report(Rank rank, Step step, uint64_t order_hash);
 
   // Never goes back.
   Step committed_step() const { return committed_step_; }
 
  private:
-  // Steps that some but not all ranks reported. Ranks are in lock step, so these are no more than
-  // are reported together; a rank that runs away cannot grow this.
+  // Steps that some but not all ranks reported. Ranks are in lock step, so these are at most the
+  // steps that are reported together. A rank that runs away cannot grow this.
   static constexpr size_t kMaxOpenSteps = 256;
 
   int32_t world_size_ = 1;

@@ -1,4 +1,4 @@
-// The coordinator's own words for what travels and what is kept: plain values, no wire types.
+// The coordinator's own types for what is sent and stored: plain values, no wire types.
 #ifndef TESSERA_COORDINATOR_CORE_TYPES_H_
 #define TESSERA_COORDINATOR_CORE_TYPES_H_
 
@@ -17,32 +17,32 @@
 
 namespace tessera::coordinator {
 
-// What a job is. Immutable once it exists; shared between the state and its snapshots.
+// The spec of a job. Immutable once it exists; shared between the state and its snapshots.
 struct JobSpec {
   ModelSpec model;
   JobConfig config;
   int32_t submitting_rank = -1;  // Who created the job; -1: not a rank.
   uint64_t layout_digest = 0;
-  // Of workers whose ranks are on the processor, and of those whose ranks are on a GPU.
+  // On a worker whose ranks are in host memory, and on one whose ranks are on a GPU.
   HostMemory processor_memory, gpu_host_memory;
 };
 using JobSpecPtr = std::shared_ptr<const JobSpec>;
 
-// Where one rank lives. A worker that comes back with another incarnation has lost its memory.
+// Where one rank is. A worker that returns with another incarnation has lost its memory.
 struct RankPlacement {
   WorkerId worker;
   int32_t device = 0;
   Incarnation incarnation;
-  // Since which epoch without a break: of an earlier one its worker's memory is void.
+  // The first epoch of an unbroken stay. The worker's memory from earlier epochs is void.
   Epoch since = Epoch();
 
-  // Whether they are in the same place.
+  // Whether they are the same place; `since` may differ.
   friend bool operator==(const RankPlacement& a, const RankPlacement& b) {
     return a.worker == b.worker && a.device == b.device && a.incarnation == b.incarnation;
   }
 };
 
-// As a rank last reported itself.
+// The last report of a rank about itself.
 struct RankStatus {
   Step step;
   int64_t sequence = 0;  // Position in the step's execution order.
@@ -69,8 +69,8 @@ struct OrderEntry {
   friend bool operator!=(const OrderEntry& a, const OrderEntry& b) { return !(a == b); }
 };
 
-// Where in a job's execution order something happens; ordered by step, then pass, then sequence. A
-// step has one pass, or more where ranks evaluate: each is checked against the one before.
+// A position in a job's execution order; ordered by step, then pass, then sequence. A step has one
+// pass, or more if ranks evaluate. Each pass is checked against the previous one.
 struct OrderPosition {
   Step step;
   int64_t sequence = 0;  // In the pass.

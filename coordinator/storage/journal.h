@@ -1,5 +1,5 @@
-// Where the coordinator's durable facts live: a map of keys to opaque bytes, changed in batches
-// that are applied whole or not at all.
+// Where the coordinator's durable facts are stored: a map of keys to opaque bytes, changed in
+// atomic batches.
 //
 //   Append({put a=1, put b=2}) ; Append({delete a, put b=3})      ReadAll() == {b=3}
 //
@@ -34,10 +34,10 @@ struct JournalRow {
   }
 };
 
-// What a batch that was acknowledged outlives.
+// What an acknowledged batch survives.
 enum class Durability {
-  kPowerLoss,     // The machine's death; and so does every batch before it.
-  kProcessDeath,  // This process's death.
+  kPowerLoss,     // A power failure; and so does every earlier batch.
+  kProcessDeath,  // The death of this process.
 };
 
 class Journal {
@@ -55,7 +55,7 @@ class Journal {
   //         Unavailable  the storage cannot be read
   virtual absl::StatusOr<std::vector<JournalRow>> ReadAll() = 0;
 
-  // How many batches of kPowerLoss it has: never fewer than at any time before.
+  // The number of kPowerLoss batches that it has. Never decreases.
   virtual int64_t num_changes() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// What every Journal promises, checked on each back-end. "Reopen" is what a restart does.
+// What every Journal promises, checked for each back-end. "Reopen" is what a restart does.
 #include <algorithm>
 #include <cstdio>
 #include <functional>

@@ -1,5 +1,5 @@
-// Every bit of a journal's files flipped, and each of them cut at every byte, as a killed
-// coordinator leaves them: it opens to the same rows, or is refused by name.
+// Every bit of a journal's files flipped, and each file cut at every byte, as a killed coordinator
+// leaves them: the journal opens with the same rows, or is refused with a named cause.
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -36,7 +36,7 @@ class JournalDamageTest : public ::testing::Test {
           Durability::kPowerLoss));
     }
     ASSERT_OK_AND_ASSIGN(rows_, journal->ReadAll());
-    // While it is open, as SIGKILL leaves it.
+    // While it is open, as after SIGKILL.
     for (const char* suffix : {"", "-wal", "-head"}) {
       std::ostringstream bytes;
       bytes << std::ifstream(options.path + suffix, std::ios::binary).rdbuf();
@@ -46,7 +46,7 @@ class JournalDamageTest : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  // Opens what is recorded with this file in place of the one of its suffix.
+  // Opens the recorded files, with this file in place of the one with its suffix.
   void ExpectSameOrRefused(const std::string& suffix, const std::string& bytes,
                            const std::string& what) {
     SqliteJournal::Options options;

@@ -15,7 +15,7 @@
 namespace tessera::coordinator {
 namespace {
 
-// "0000000000000000057 b2a2ae3c5ce8a3f1\n": always as long.
+// "0000000000000000057 b2a2ae3c5ce8a3f1\n": of constant length.
 std::string Line(int64_t number) {
   const std::string digits = absl::StrFormat("%019d", number);
   return absl::StrFormat("%s %016x\n", digits, RowChecksum("head", digits));
@@ -32,7 +32,7 @@ absl::StatusOr<JournalWitness> JournalWitness::Open(const std::string& path) {
   const ssize_t size = pread(witness.file_.get(), text, sizeof(text), 0);
   if (size < 0) return ErrnoStatus(errno, path);
   const absl::string_view line(text, size);
-  // It was made, and never written, or that was not on the disk when the machine died.
+  // Created and never written, or the write had not reached the disk before a power failure.
   if (line.find_first_not_of('\0') == absl::string_view::npos) {
     RETURN_IF_ERROR(witness.Write(0));
     if (fsync(witness.file_.get()) != 0) return ErrnoStatus(errno, path);
@@ -42,8 +42,8 @@ absl::StatusOr<JournalWitness> JournalWitness::Open(const std::string& path) {
       line != Line(witness.number_)) {
     return absl::DataLossError(absl::StrCat(
         "'", path,
-        "', which says how many changes the journal beside it has, is damaged: if that "
-        "journal is known to be whole, remove this file"));
+        "', which records how many changes the journal next to it has, is damaged: if that "
+        "journal is known to be complete, remove this file"));
   }
   return witness;
 }

@@ -1,9 +1,9 @@
-// A file beside the journal that says how many changes were acknowledged, so that a journal which
-// has lost its last ones is noticed: SQLite takes a damaged or shortened write-ahead log for its
-// end.
+// A file next to the journal that records how many changes were acknowledged. It detects a journal
+// that has lost its last changes: SQLite takes a damaged or shortened write-ahead log for the end
+// of the log.
 //
-// Written after each change without a sync: it survives the death of the process, and after that of
-// the machine it may lag behind, never run ahead. Not thread-safe.
+// Written after each change without a sync. It survives the death of the process. After a power
+// failure it may lag behind the journal, but it never runs ahead. Not thread-safe.
 #ifndef TESSERA_COORDINATOR_STORAGE_JOURNAL_WITNESS_H_
 #define TESSERA_COORDINATOR_STORAGE_JOURNAL_WITNESS_H_
 
@@ -20,8 +20,8 @@ class JournalWitness {
  public:
   JournalWitness() = default;
 
-  // Makes the file where there is none: it has seen nothing then.
-  // Errors: DataLoss          the file is of no known form
+  // Creates the file if it is missing. A new file has seen no change.
+  // Errors: DataLoss          the format of the file is not known
   //         PermissionDenied  and others of open(2) and read(2)
   static absl::StatusOr<JournalWitness> Open(const std::string& path);
 

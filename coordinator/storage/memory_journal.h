@@ -1,4 +1,5 @@
-// A Journal for tests and for coordinators whose state may die with them. Not thread-safe.
+// A Journal in memory, for tests and for coordinators whose state need not survive them. Not
+// thread-safe.
 #ifndef TESSERA_COORDINATOR_STORAGE_MEMORY_JOURNAL_H_
 #define TESSERA_COORDINATOR_STORAGE_MEMORY_JOURNAL_H_
 

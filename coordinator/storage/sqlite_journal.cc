@@ -23,7 +23,7 @@ namespace {
 // "TSRJ": marks the file as a Tessera journal (SQLite's application_id).
 constexpr int64_t kApplicationId = 0x5453524A;
 
-// Beside the journal; as SQLite's own "-wal".
+// The suffix of the file next to the journal, like SQLite's own "-wal".
 constexpr char kWitnessSuffix[] = "-head";
 
 absl::StatusCode CodeOf(int sqlite_code) {
@@ -50,8 +50,8 @@ absl::StatusCode CodeOf(int sqlite_code) {
 constexpr char kApplicationMark[] = "TSRJ";
 constexpr off_t kApplicationMarkOffset = 68;
 
-// What a journal of pages of this size needs beside itself while no disk has room: a log as long as
-// SQLite lets it become, and some new pages.
+// The disk space that a journal with pages of this size needs on a full disk: the longest log that
+// SQLite writes, and some new pages.
 constexpr int64_t kLogPages = 1064;
 constexpr int64_t kLogHeaderBytes = 24;  // Of each.
 constexpr int64_t kMorePages = 256;
@@ -62,22 +62,21 @@ bool IsOurs(int fd) {
   return size == 0 || absl::string_view(mark, std::max<ssize_t>(size, 0)) == kApplicationMark;
 }
 
-// Has the disk keep room for `size_bytes` of this file, whatever its size is. Where it cannot there
-// is none, and nothing else is different. A file that is not there is made, for this user alone.
+// Reserves disk space of `size_bytes` for this file and keeps its size. If that fails, nothing else
+// is different. A missing file is created, for this user only.
 void SetAside(const std::string& path, int64_t size_bytes) {
   const UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600));
   struct stat info = {};
   if (!fd.valid() || fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return;
   if (fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, size_bytes) != 0 && errno == ENOSPC) {
-    TESSERA_LOG(
-        WARNING,
-        "no room on the disk to set {} bytes aside for '{}': while it is full, nothing that "
-        "has to be journalled can happen",
-        size_bytes, path);
+    TESSERA_LOG(WARNING,
+                "no room on the disk to reserve {} bytes for '{}': while it is full, nothing that "
+                "needs the journal can happen",
+                size_bytes, path);
   }
 }
 
-// For its log, which gets the journal's owner and mode, as SQLite has it.
+// Reserves space for the log, which gets the journal's owner and mode, as from SQLite.
 void SetLogAside(const std::string& path, int64_t size_bytes) {
   struct stat info = {};
   if (stat(path.c_str(), &info) != 0) return;  // It was moved away.
@@ -87,8 +86,8 @@ void SetLogAside(const std::string& path, int64_t size_bytes) {
   (void)!chown(log.c_str(), info.st_uid, info.st_gid);
 }
 
-// For the journal itself. Before SQLite has it: its locks are this process's, and go with any
-// descriptor of the file.
+// Reserves space for the journal itself, before SQLite opens it: SQLite's locks belong to this
+// process, and closing any descriptor of the file drops them.
 void SetPagesAside(const std::string& path, int page_bytes) {
   struct stat info = {};
   if (stat(path.c_str(), &info) == 0) {
@@ -114,7 +113,7 @@ SqliteJournal::~SqliteJournal() {
        {&put_, &delete_, &delete_range_, &select_, &select_range_, &set_head_})
     statement->reset();
   db_.reset();
-  // SQLite has removed the log, and with it the room that the next start may need.
+  // SQLite has removed the log, and with it the space that the next start may need.
   if (log_bytes_ > 0) SetLogAside(path_, log_bytes_);
 }
 
@@ -147,7 +146,8 @@ absl::StatusOr<std::unique_ptr<SqliteJournal>> SqliteJournal::Open(const Options
 absl::Status SqliteJournal::Initialize(const Options& options) {
   sqlite3_extended_result_codes(db_.get(), 1);
   sqlite3_busy_timeout(db_.get(), 0);
-  // First: else what reads it makes a file of shared memory, for which a full disk has no room.
+  // First, because otherwise a read creates a shared-memory file, for which a full disk has no
+  // room.
   RETURN_IF_ERROR(Execute("PRAGMA locking_mode=EXCLUSIVE"));
   ASSIGN_OR_RETURN(const bool is_there, CheckOwnership());  // Before anything is written.
   if (!is_there) RETURN_IF_ERROR(Execute(absl::StrCat("PRAGMA page_size=", options.page_bytes)));
@@ -156,12 +156,11 @@ absl::Status SqliteJournal::Initialize(const Options& options) {
   ASSIGN_OR_RETURN(witness_, JournalWitness::Open(path_ + kWitnessSuffix));
   if (!is_there && witness_.number() > 0) {
     return absl::DataLossError(
-        absl::StrCat("journal '", path_, "': it is empty, and '", path_, kWitnessSuffix,
-                     "' has seen ", witness_.number(),
-                     " changes of it: find the journal, or, to begin a new one, remove that "
-                     "file"));
+        absl::StrCat("journal '", path_, "': it is empty, but '", path_, kWitnessSuffix,
+                     "' has recorded ", witness_.number(),
+                     " changes of it: find the journal, or remove that file to begin a new one"));
   }
-  // Nothing is written to one that is there, so that a full disk does not keep it from being read.
+  // An existing journal is not written to here, so that a full disk does not prevent reading it.
   if (!is_there) RETURN_IF_ERROR(CreateTables());
   if (options.max_pages > 0) {
     RETURN_IF_ERROR(Execute(absl::StrCat("PRAGMA max_page_count=", options.max_pages)));
@@ -205,9 +204,9 @@ absl::Status SqliteJournal::ReadHead() {
   if (witness_.number() <= number_) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       "journal '", path_, "' has ", number_, " changes, and ", witness_.number(),
-      " were acknowledged: the last ones are missing, since '", path_,
-      "-wal' is damaged, cut or gone, or this is an older copy. To go on with it, and take over "
-      "from the workers what it lacks, remove '",
+      " were acknowledged: the last ones are missing, because '", path_,
+      "-wal' is damaged, truncated or missing, or this is an older copy. To continue with it, and "
+      "take over from the workers what it lacks, remove '",
       path_, kWitnessSuffix, "'"));
 }
 
@@ -279,7 +278,7 @@ absl::Status SqliteJournal::Append(absl::Span<const JournalChange> batch, Durabi
   RETURN_IF_ERROR(Execute("COMMIT"));
   number_ = number;
   digest_ = digest;
-  // The change is durable: a witness that lags behind sees less, and refuses nothing.
+  // The change is durable. A witness that lags behind detects less, but refuses nothing.
   if (witness_.number() != number_) witness_.Write(number_).IgnoreError();
   return absl::OkStatus();
 }

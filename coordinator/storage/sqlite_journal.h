@@ -1,8 +1,8 @@
 // A Journal in one SQLite file. The format is described in docs/formats/journal.md.
 //
 // Write-ahead logging; a batch is one transaction, synced to the disk for Durability::kPowerLoss.
-// The file is held exclusively: a second coordinator on it is refused. Room for some changes is set
-// aside, so that a disk that fills up stops no job. Not thread-safe.
+// The file is locked exclusively: a second coordinator that opens it is refused. Disk space for
+// some changes is reserved, so that a full disk stops no job. Not thread-safe.
 #ifndef TESSERA_COORDINATOR_STORAGE_SQLITE_JOURNAL_H_
 #define TESSERA_COORDINATOR_STORAGE_SQLITE_JOURNAL_H_
 
@@ -25,9 +25,9 @@ class SqliteJournal : public Journal {
   static constexpr int kSchemaVersion = 2;
 
   struct Options {
-    std::string path;       // Made where it does not exist; its folder must exist.
-    int64_t max_pages = 0;  // Of 4 KiB; 0: unlimited. A larger file reads as a full disk.
-    int page_bytes = 4096;  // Of a new one.
+    std::string path;       // Created if missing; its folder must exist.
+    int64_t max_pages = 0;  // 0: unlimited. Appends beyond it fail as on a full disk.
+    int page_bytes = 4096;  // Of a new file.
     bool sets_room_aside = true;
   };
 
@@ -63,12 +63,12 @@ class SqliteJournal : public Journal {
   absl::StatusOr<bool> CheckOwnership();
   absl::Status CreateTables();
   absl::Status ReadHead();
-  // Over what a bound statement selects.
+  // The sum over the rows that a bound statement selects.
   absl::StatusOr<uint64_t> SumOfChecksums(sqlite3_stmt* statement);
   absl::Status Execute(const std::string& sql);
   absl::StatusOr<int64_t> QueryInt(const std::string& sql);
   absl::StatusOr<Statement> Prepare(const std::string& sql);
-  // Adds to `digest` what the change adds.
+  // Updates `digest` by the change.
   absl::Status Apply(const JournalChange& change, uint64_t* digest);
   absl::Status SetDurability(Durability durability);
   absl::Status Error(int code, absl::string_view doing) const;
@@ -81,8 +81,8 @@ class SqliteJournal : public Journal {
   Statement select_;
   Statement select_range_;
   Statement set_head_;
-  int64_t log_bytes_ = 0;  // That are set aside for the log.
-  int64_t number_ = 0;     // Of the batches that outlive the machine's death, in this file.
+  int64_t log_bytes_ = 0;  // Reserved for the log.
+  int64_t number_ = 0;     // The kPowerLoss batches in this file.
   uint64_t digest_ = 0;    // The sum of all rows' checksums.
   JournalWitness witness_;
   Durability durability_ = Durability::kPowerLoss;

@@ -1,4 +1,4 @@
-// What is special to the SQLite back-end: damage, versions, full disks, a second process.
+// What is specific to the SQLite back-end: damage, versions, full disks, a second process.
 #include "coordinator/storage/sqlite_journal.h"
 
 #include <sqlite3.h>
@@ -43,7 +43,7 @@ class SqliteJournalTest : public ::testing::Test {
     ASSERT_OK(Append(journal.get(), "first", "1"));
     ASSERT_OK(Append(journal.get(), "second", "2"));
   }
-  // Runs SQL behind the journal's back.
+  // Runs SQL without the journal's knowledge.
   void Tamper(const std::string& sql) {
     sqlite3* db = nullptr;
     ASSERT_EQ(sqlite3_open(path_.c_str(), &db), SQLITE_OK);

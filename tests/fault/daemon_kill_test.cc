@@ -50,7 +50,7 @@ TEST_P(EndedDaemonTest, IsReplacedAgainAndAgainAndNoTrainerEnds) {
     ++num_daemons;
     ASSERT_TRUE(Eventually([&] {
       const std::string log = ReadFile(folder_ + "/worker.log");
-      return Count(log, "taken over from the daemon before") == num_daemons;
+      return Count(log, "taken over from the previous daemon") == num_daemons;
     }));
   }
   EXPECT_EQ(num_daemons, 5);
@@ -132,7 +132,7 @@ TEST_F(DaemonKillTest, MemoryOfAnotherWorkerIsNotTakenOver) {
   EXPECT_EQ((*other)->Wait(), 1);
   EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + "/other.log"), "is worker 'w's"));
   StartWorker();
-  EXPECT_TRUE(AwaitLog("worker.log", "taken over from the daemon before"));
+  EXPECT_TRUE(AwaitLog("worker.log", "taken over from the previous daemon"));
   Resume();
   (void)Finish();
 }

@@ -119,7 +119,8 @@ TEST_P(StoppedVaultTest, IsContinuedByItsDaemonAndHasTheMemoryForTheNext) {
   StartWorker();
   Resume();
   EXPECT_EQ(Finish(), UndisturbedModel());
-  EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + "/worker.log"), "taken over from the daemon"));
+  EXPECT_TRUE(
+      absl::StrContains(ReadFile(folder_ + "/worker.log"), "taken over from the previous daemon"));
   EXPECT_FALSE(absl::StrContains(ReadFile(folder_ + "/worker.log"), "will not outlive"));
 }
 

@@ -93,7 +93,8 @@ TEST_F(WatchdogTest, WorkerSaysThatItServesAndGoesOnUntilItHangs) {
   StartWorker();
   Resume();
   EXPECT_EQ(Finish(), UndisturbedModel());
-  EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + "/worker.log"), "taken over from the daemon"));
+  EXPECT_TRUE(
+      absl::StrContains(ReadFile(folder_ + "/worker.log"), "taken over from the previous daemon"));
 }
 
 TEST_F(WatchdogTest, BothSayThatTheyStop) {

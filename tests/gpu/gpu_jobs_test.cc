@@ -224,8 +224,8 @@ class GpuNcclJobsTest : public GpuJobsTest {
   // That nothing else was chosen, which would go as well.
   void ExpectAllWentThroughNccl() {
     const std::string log = executors_.TakeLog();
-    EXPECT_THAT(log, testing::HasSubstr("goes directly from GPU to GPU"));
-    EXPECT_THAT(log, testing::Not(testing::HasSubstr("by the processor")));
+    EXPECT_THAT(log, testing::HasSubstr("data directly from GPU to GPU"));
+    EXPECT_THAT(log, testing::Not(testing::HasSubstr("through host memory")));
   }
   gpu_check::NcclExecutors executors_;
 };

@@ -180,7 +180,7 @@ TEST_F(BadInputTest, OperationInTheWrongStateNamesTheUnitAndTheNextEpochGoesOn) 
               StatusIs(kInvalid, AllOf(HasSubstr("'unit1.weight'"), HasSubstr("5"))));
   EXPECT_THAT(session->AddGradient(1, 9, weight), StatusIs(kInvalid, HasSubstr("9")));
   EXPECT_THAT(session->Save("relative/path"),
-              StatusIs(kInvalid, HasSubstr("'relative/path' is no absolute file path")));
+              StatusIs(kInvalid, HasSubstr("'relative/path' is not an absolute file path")));
   EXPECT_OK(testing_support::TrainToy(session.get(), 3));
 }
 

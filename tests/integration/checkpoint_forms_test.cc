@@ -329,7 +329,7 @@ TEST_F(CheckpointFormsTest, OneThatIsThereIsNotReplacedWhereThatIsNotWanted) {
   ASSERT_TRUE(std::filesystem::create_directories(Path("photos/old")));
   for (const absl::Status& status : Save(&team, Path("photos"), once)) {
     EXPECT_THAT(status,
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is no checkpoint")));
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is not a checkpoint")));
   }
 }
 

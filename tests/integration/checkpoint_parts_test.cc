@@ -302,7 +302,7 @@ TEST_F(CheckpointPartsTest, WhatPartsHaveNotIsRefusedAndAPartIsNotLoaded) {
   replicas.with_replicas = true;
   refused(files, "a part is one file");
   refused(newest, "none is removed");
-  refused(replicas, "replicas are of parts");
+  refused(replicas, "replicas are only saved in parts");
   for (const absl::Status& status : SaveParts(&team, "c")) ASSERT_OK(status);
   for (const absl::Status& status : team.Run([&](Session* session) {
          return LoadCheckpoint(session, HostPath(session->rank(), "c/rank-00000")).status();

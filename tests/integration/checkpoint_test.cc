@@ -454,11 +454,12 @@ TEST_F(CheckpointTest, FolderThatIsNoCheckpointIsNotReplaced) {
   ASSERT_OK(team.TrainTo(1));
   ASSERT_TRUE(std::filesystem::create_directories(Path("photos/of/last/year")));
   EXPECT_THAT(Save(&team, Path("photos")),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is no checkpoint")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is not a checkpoint")));
   EXPECT_TRUE(std::filesystem::exists(Path("photos/of/last/year")));
   ASSERT_TRUE(std::filesystem::create_directories(Path("run.partial/notes")));
-  EXPECT_THAT(Save(&team, Path("run")), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                                 HasSubstr("'notes', which is of no checkpoint")));
+  EXPECT_THAT(Save(&team, Path("run")),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("'notes', which belongs to no checkpoint")));
   EXPECT_TRUE(std::filesystem::exists(Path("run.partial/notes")));
   EXPECT_THAT(Save(&team, "relative"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'relative'")));

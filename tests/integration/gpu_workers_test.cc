@@ -114,7 +114,7 @@ TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
                                         UuidText(FakeCudaApi::UuidOf(0)), ": one rank of a GPU");
   EXPECT_EQ(absl::StrContains(log, told), test.way == Way::kNcclOfOneGpu) << log;
   const bool joins = test.way == Way::kNccl || test.way == Way::kNcclOfWhichOneCannotRegister;
-  EXPECT_EQ(absl::StrContains(log, "goes directly from GPU to GPU"), joins) << log;
+  EXPECT_EQ(absl::StrContains(log, "data directly from GPU to GPU"), joins) << log;
   absl::MutexLock lock(&nccl.mu);
   EXPECT_EQ(static_cast<int>(nccl.apis.size()),
             test.way == Way::kMemoryOfTheHosts ? 0 : world_size);

@@ -154,7 +154,7 @@ TEST(HandOverMemoryTest, ReadersThatHangHoldNobodyUpOnceTheyAreGone) {
   auto late = HandOverStream::Open(coordinator, all);
   EXPECT_OK(late);
   EXPECT_THAT((*late)->Next(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                        testing::HasSubstr("does not stand any more")));
+                                        testing::HasSubstr("is no longer pending")));
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ TEST_F(LiveBuffersTest, PutOfABufferThatDoesNotFitIsRefusedByNameAndSetsNothing)
       const CliResult none =
           Tessera({"put", "--job", "toy", "--from", Path("put.safetensors"), "--no-buffers"});
       EXPECT_NE(none.exit_code, 0);
-      EXPECT_THAT(none.err, HasSubstr("nothing there is to be set"));
+      EXPECT_THAT(none.err, HasSubstr("no tensor of the file is selected"));
     }
     Meet();
     ASSERT_OK(Step(rank, &trainer));

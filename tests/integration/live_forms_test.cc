@@ -284,7 +284,7 @@ TEST_F(LiveFormsOfTwoTest, CommandWritesARanksPartAndSaysWhatIsWrongWithAQuery) 
               AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("rank"), HasSubstr("2")));
   EXPECT_THAT(get({"--form", "sharded", "--rank", "-1"}).err, HasSubstr("rank"));
   EXPECT_THAT(get({"--form", "local"}).err, HasSubstr("--form local: needs --rank"));
-  EXPECT_THAT(get({"--rank", "1"}).err, HasSubstr("--rank: is of --form sharded and local"));
+  EXPECT_THAT(get({"--rank", "1"}).err, HasSubstr("--rank: needs --form sharded or local"));
   EXPECT_THAT(get({"--form", "flat", "--rank", "0"}).err,
               HasSubstr("must be full, sharded or local"));
   // Names of the form LOCAL are units'.

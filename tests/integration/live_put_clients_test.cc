@@ -211,7 +211,7 @@ TEST_F(LivePutClientsTest, WhatIsNoWholePutIsRefusedAndChangesNothing) {
        {},
        true,
        kInvalid,
-       "its shape is [1000], the put gives [1001]"},
+       "its shape is [1000], but the put has [1001]"},
       {{integers}, {}, true, kInvalid, "parameter 'w': elements of int64"},
       {{no_array}, {}, true, kInvalid, "array 0 of the state"},
       {{counted}, {}, true, kInvalid, "a count of updates belongs to each moment"},
@@ -225,8 +225,8 @@ TEST_F(LivePutClientsTest, WhatIsNoWholePutIsRefusedAndChangesNothing) {
       {{right}, {{0, 500}, {0, 500}}, true, kInvalid, "at element 0, where element 500"},
       {{right}, {{0, 1000}, {1000, 1}}, true, kInvalid, "more elements than"},
       {{right}, {{0, 0}}, true, kInvalid, "a piece of 0 bytes"},
-      {{right}, {{0, 500}}, false, kInvalid, "ended the put before its end"},
-      {{right}, {{0, 1000}}, false, kInvalid, "ended the put before its end"},
+      {{right}, {{0, 500}}, false, kInvalid, "ended the put too early"},
+      {{right}, {{0, 1000}}, false, kInvalid, "ended the put too early"},
   };
   for (const Wrong& wrong : table) {
     SCOPED_TRACE(wrong.text);

@@ -139,9 +139,9 @@ TEST_F(LivePutIdleTest, TiedWeightsAreSetByAnyOfTheirNamesAndNotToTwoValues) {
   const std::string path = Path("put.safetensors");
   WritePutFile(path, {{"c", {9}}, {"too", {9}}});
   ExpectRefusal({"--from", path}, "INVALID_ARGUMENT",
-                "tensor 'too': it is one parameter with 'c', and has other values");
+                "tensor 'too': it is tied to 'c', and has other values");
   WritePutFile(path, {{"c", {9}}, {"too", {9}, DType::kBf16}});
-  ExpectRefusal({"--from", path}, "INVALID_ARGUMENT", "are one parameter, and are given in two");
+  ExpectRefusal({"--from", path}, "INVALID_ARGUMENT", "are one parameter, but have two");
   WritePutFile(path, {{"c", {9}}, {"too", {9}}}, {{"c", "too"}});
   const PutOutcome both = PutIdle({"--from", path});
   ASSERT_EQ(both.result.exit_code, 0) << both.result.err;
@@ -160,8 +160,9 @@ TEST_F(LivePutIdleTest, WhatDoesNotFitIsRefusedByNameAndChangesNothing) {
   ExpectRefusal({"--from", path}, "NOT_FOUND", "the job has no tensor 'x'");
   WritePutFile(path, {{"a", {5}}, {"b", {3, 7}}});
   ExpectRefusal({"--from", path}, "INVALID_ARGUMENT",
-                "parameter 'b': its shape is [7, 3], the put gives [3, 7]");
-  ExpectRefusal({"--from", path, "--include", "none"}, "NOT_FOUND", "nothing there is to be set");
+                "parameter 'b': its shape is [7, 3], but the put has [3, 7]");
+  ExpectRefusal({"--from", path, "--include", "none"}, "NOT_FOUND",
+                "no tensor of the file is selected");
   ExpectRefusal({"--from", path, "--exclude", "b", "--moments"}, "NOT_FOUND", "no moments");
   ExpectRefusal({"--from", path, "--wait", "soon"}, "INVALID_ARGUMENT", "--wait soon");
   ExpectRefusal({"--from", Path("none")}, "NOT_FOUND", "none");

@@ -163,7 +163,7 @@ TEST_F(LoadModelTest, WhatDoesNotFitIsRefusedOnEveryRankAndChangesNothing) {
   Write(Path("shape"), tensors);
   refused(Path("shape"), absl::StatusCode::kInvalidArgument, absl::StrCat("tensor '", name, "'"));
   refused(Path("none"), absl::StatusCode::kNotFound, Path("none"));
-  refused("relative", absl::StatusCode::kInvalidArgument, "'relative' is no absolute path");
+  refused("relative", absl::StatusCode::kInvalidArgument, "'relative' is not an absolute path");
   refused("s3://bucket/m", absl::StatusCode::kInvalidArgument, "there is no storage for s3://");
   refused(testing::TempDir(), absl::StatusCode::kInvalidArgument, "holds no model");
   std::ofstream(Path("text")) << "no safetensors file";

@@ -11,8 +11,8 @@ absl::Status ClusterName::Join(const std::string& name, bool holds_jobs) {
   if (name.empty()) return absl::FailedPreconditionError("the coordinator names no cluster");
   if (!name_.empty() && holds_jobs) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "it is of cluster ", name, ", and this worker holds jobs of cluster ", name_,
-        ": it keeps them, and obeys a coordinator of that cluster alone. Start one with its "
+        "it belongs to cluster ", name, ", and this worker holds jobs of cluster ", name_,
+        ": it keeps them, and obeys only a coordinator of that cluster. Start one with its "
         "journal; if that is lost, with a new journal and --cluster-id=",
         name_));
   }

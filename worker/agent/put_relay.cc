@@ -90,7 +90,7 @@ class PutRelay::Session {
           event.mutable_ready();
           break;
         case v1::PutCommand::kPiece:
-          if (stage_ == nullptr) return absl::InvalidArgumentError("a piece of nothing");
+          if (stage_ == nullptr) return absl::InvalidArgumentError("a piece without a put");
           RETURN_IF_ERROR(stage_->Take(command.piece()));
           continue;
         case v1::PutCommand::kSeal:
@@ -98,7 +98,7 @@ class PutRelay::Session {
           event.mutable_staged();
           break;
         case v1::PutCommand::kOffer:
-          if (staged_ == nullptr) return absl::InvalidArgumentError("an offer of nothing");
+          if (staged_ == nullptr) return absl::InvalidArgumentError("an offer without a put");
           return Offer(stream);
         case v1::PutCommand::kWithdraw:
           event.mutable_withdrawn();
@@ -121,7 +121,7 @@ class PutRelay::Session {
   }
 
   absl::Status Seal() {
-    if (stage_ == nullptr) return absl::InvalidArgumentError("a seal on nothing");
+    if (stage_ == nullptr) return absl::InvalidArgumentError("a seal without a put");
     ASSIGN_OR_RETURN(staged_, stage_->Seal());
     stage_.reset();
     return absl::OkStatus();

@@ -66,7 +66,7 @@ absl::Status CheckAllReduce(const void* buffer, int64_t count, ElementType type,
   }
   if (op != ReduceOp::kSum && scale != 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a maximum or minimum has no scale, and this is ", scale));
+        absl::StrCat("a maximum or minimum takes no scale, but got ", scale));
   }
   RETURN_IF_ERROR(CheckExtent(count, SizeBytes(type), 1));
   return CheckPointer(buffer, count, "buffer");

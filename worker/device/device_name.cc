@@ -18,7 +18,7 @@ constexpr size_t kUuidChars = 36;
 
 absl::Status NoUuid(absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat(
-      "'", text, "' is no UUID of a GPU, as GPU-12345678-1234-1234-1234-123456789abc is"));
+      "'", text, "' is not a GPU's UUID, such as GPU-12345678-1234-1234-1234-123456789abc"));
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ absl::StatusOr<DeviceName> ParseDeviceName(absl::string_view text) {
     return DeviceName(kNoNumber, uuid);
   }
   if (number < kHostDevice)
-    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is no number of a device"));
+    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not the number of a device"));
   if (space == absl::string_view::npos) return DeviceName(number);
   const absl::StatusOr<DeviceUuid> uuid = ParseUuid(text.substr(space + 1));
   if (!uuid.ok()) return NoUuid(text);

@@ -22,8 +22,8 @@ absl::Status GradientEvents::Await(uint32_t index, absl::Time deadline,
     if (absl::IsFailedPrecondition(opened.status())) {
       for (SharedEventName& named : control_->gradient_events) named = SharedEventName();
       return absl::DeadlineExceededError(absl::StrCat(
-          "the trainer's GPU cannot be asked how far it is, and the trainer is to wait "
-          "for it from now on: ",
+          "the executor cannot query the trainer's GPU, so the trainer has to wait for it from "
+          "now on: ",
           opened.status().message()));
     }
     RETURN_IF_ERROR(opened.status());

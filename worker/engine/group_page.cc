@@ -117,6 +117,8 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
     StoreGroups(numbers.groups, &decision);
   }
   decision.put.store(numbers.put, kRelaxed);
+  // Last, because this publishes the numbers above. Exchanged, because ranks record the same
+  // decision at the same time, and a slow one must not set the step back.
   int64_t before = step - 1;
   group->decided_step.compare_exchange_strong(before, step, std::memory_order_acq_rel);
 }
@@ -195,7 +197,7 @@ void SaveHostProgress(const GroupPage& group, const UpdateCounts& counts, int64_
 absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step) {
   if (words[kStepWord] == static_cast<uint64_t>(step)) return absl::OkStatus();
   return absl::DataLossError(
-      absl::StrCat("the values that came are of step ", words[kStepWord], ", not ", step));
+      absl::StrCat("the received values are of step ", words[kStepWord], ", not ", step));
 }
 
 bool IsInitialized(absl::Span<const uint64_t> words) { return words[kInitializedWord] != 0; }
@@ -230,7 +232,7 @@ std::optional<DecidedPut> FindPut(const GroupPage& group, uint64_t put) {
     const bool is_last = decision.put.load(kRelaxed) == put;
     const DecidedPut last = {decided, decision.trained_step.load(kRelaxed)};
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (group.decided_step.load(kRelaxed) != decided) continue;  // The decision may be another's.
+    if (group.decided_step.load(kRelaxed) != decided) continue;  // The fields may be newer.
     if (is_last) return last;
     if (group.put.load(std::memory_order_acquire) != put) return std::nullopt;
     return DecidedPut{group.put_step.load(kRelaxed), group.put_trained_step.load(kRelaxed)};
@@ -239,6 +241,7 @@ std::optional<DecidedPut> FindPut(const GroupPage& group, uint64_t put) {
 
 void PublishApplied(GroupPage* group, int rank, int64_t step) {
   RankRecord& record = group->ranks[rank];
+  // Before the version word, on which peers wait.
   record.applied_step.store(step, std::memory_order_release);
   Publish(&record.applied_version, static_cast<uint32_t>(step));
 }

@@ -105,7 +105,7 @@ void RemoteSlices::GiveBack(std::byte* base, int64_t slice_bytes) {
 }
 
 void RemoteSlices::StepTaken() {
-  // The others join no gather before the first rank does.
+  // Only the first rank of the host: the others join no gather before it does.
   const int host = options_.topology->HostOf(options_.rank.value());
   const bool first = options_.rank.value() == options_.topology->FirstRank(host);
   for (size_t unit = 0; unit < ahead_.size(); ++unit) {

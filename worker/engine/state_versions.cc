@@ -63,7 +63,7 @@ absl::Status StateVersions::AwaitRoom() {
                    SteadyNow() + patience);
   if (!begin.ok()) return context_.interrupt.Check();
   if (*begin == WriteBegin::kBrokeHold) {
-    TESSERA_LOG(WARNING, "rank {}: who copied step {} took longer than {}: its copy is void",
+    TESSERA_LOG(WARNING, "rank {}: a reader of step {} took longer than {}: its copy is void",
                 options.rank.value(), step - 1, absl::FormatDuration(patience));
   }
   return absl::OkStatus();

@@ -74,12 +74,12 @@ absl::Status UnitGathers::Unshard(int unit, bool full_precision) {
   WordsOf(unit).state.store(static_cast<uint32_t>(UnitState::kUnsharded),
                             std::memory_order_release);
   WordsOf(unit).unsharded.fetch_add(1, std::memory_order_acq_rel);
+  // Wakes the trainer first, so that it computes while the next units are gathered.
   Bump(&options.control->events);
   return GatherAhead();
 }
 
-// Nobody reads what the copy replaces: a window of an older step was closed before that rank's
-// vote.
+// Nobody reads what the copy replaces: a rank closes its windows of a step before it votes for it.
 absl::Status UnitGathers::PublishFullPrecision(int unit) {
   const int64_t step = context_.order.step();
   // On every rank. What is in a slot does not stay.
@@ -102,6 +102,8 @@ absl::Status UnitGathers::GatherAhead() {
   for (const int unit : upcoming_) {
     UnitWords& words = WordsOf(unit);
     if (words.gathered_for_step.load(std::memory_order_relaxed) == step + 1) continue;
+    // Ends here instead of skipping the unit: gathers are collective and need one order on all
+    // ranks.
     if (!slots_.MayGatherAhead(unit)) break;
     RETURN_IF_ERROR(AwaitPeersAt(step));
     RETURN_IF_ERROR(TakeSlot(unit));
@@ -162,7 +164,7 @@ absl::Status UnitGathers::TakeSlot(int unit) {
   // The trainer that read it is gone.
   if (absl::IsUnavailable(read)) return absl::OkStatus();
   return Annotate(read, absl::StrCat("unit '", context_.UnitName(unit),
-                                     "': what reads the unit before it in its slot"));
+                                     "': the reader of the unit before it in its slot"));
 }
 
 absl::Status UnitGathers::AwaitPeersAt(int64_t step) {
@@ -194,7 +196,7 @@ absl::Status UnitGathers::Reshard(const Op& op) {
   RETURN_IF_ERROR(context_.CheckUnit(unit));
   if (op.array != 0 && (!context_.OnDevice() || !slots_.HasSlot(unit))) {
     return absl::InvalidArgumentError(absl::StrCat("unit '", context_.UnitName(unit),
-                                                   "': reshard behind an event, without a slot"));
+                                                   "': reshard after an event, without a slot"));
   }
   RETURN_IF_ERROR(context_.Transit(unit, UnitEvent::kReshard));
   // What is gathered next depends on which slots are free, so all ranks free them alike.

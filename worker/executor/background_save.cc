@@ -56,7 +56,7 @@ absl::Status BackgroundSave::Start(Communicator* communicator, Over over) {
 
 absl::Status BackgroundSave::StartThreads(Communicator* communicator, Over over) {
   if (!stays_) {
-    ASSIGN_OR_RETURN(copier_, StartThread("a copy behind a save", [this] {
+    ASSIGN_OR_RETURN(copier_, StartThread("the copy of a background save", [this] {
                        YieldToOthers();
                        version_.CopyBehind();
                      }));

@@ -53,6 +53,8 @@ class CheckpointLoad {
         stopped_(*stopped) {}
 
   absl::Status Run(v1::LoadReply* reply, absl::Status* outcome) {
+    // All ranks have to reach each collective, so a rank's own error is agreed on before it ends
+    // the load.
     *outcome = Open();
     RETURN_IF_ERROR(AgreeOn("load", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
@@ -81,7 +83,7 @@ class CheckpointLoad {
     }
     if (!state_.first) return absl::OkStatus();
     return absl::FailedPreconditionError(
-        "a load of the optimizer only: the job has no values yet, which it would keep");
+        "a load of the optimizer only: the job has no values yet that it could keep");
   }
 
   absl::Status Open() {

@@ -66,8 +66,8 @@ absl::Status FindStrangers(const SafetensorsHeader& optimizer, OptimizerKind kin
       if (known.count(name) != 0 || !IsWanted(rules.names, {name})) continue;
     }
     if (rules.strict) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tensor '", tensor, "' is the state of no parameter of the model"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor '", tensor, "' is the state of a parameter that the model does not have"));
     }
     plan->model.unexpected.push_back(tensor);
   }

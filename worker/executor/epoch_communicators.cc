@@ -12,7 +12,7 @@ namespace tessera {
 
 namespace {
 
-// As the streams of training are called whose work the row does.
+// The name of the training stream whose work the row does.
 absl::string_view StreamOf(Row row) { return row == Row::kGather ? "unshard" : "post-backward"; }
 
 }  // namespace
@@ -32,6 +32,7 @@ absl::Status EpochCommunicators::RenewKernels() {
 
 absl::Status EpochCommunicators::RenewKernelsOf(Row row,
                                                 std::unique_ptr<RankKernels>* kernels) const {
+  // Kernels whose work failed in an earlier epoch are not used again.
   if (*kernels != nullptr && (*kernels)->Finish().ok()) return absl::OkStatus();
   kernels->reset();
   RankDevice::KernelOptions options;
@@ -56,7 +57,7 @@ absl::Status EpochCommunicators::ExchangeWith(int rank, absl::Span<const PeerMes
 }
 
 void EpochCommunicators::Leave() {
-  files_between_hosts_ = nullptr;
+  files_between_hosts_ = nullptr;  // It points into files_.
   files_.reset();
   reduce_.reset();
   gather_.reset();
@@ -93,7 +94,7 @@ void EpochCommunicators::FindDirectWay() {
   if (direct.ok()) {
     direct_ = *std::move(direct);
   } else {
-    TESSERA_LOG(WARNING, "what {} sends to other workers goes by the processor's memory: {}",
+    TESSERA_LOG(WARNING, "data from {} to other workers goes through host memory: {}",
                 std::string(memory_->device->name()), direct.status().ToString());
   }
 }
@@ -120,17 +121,17 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
   std::vector<DirectPlace> places;
   for (const OfRank& rank : all) places.push_back(rank.place);
   if (const auto shared = RanksOfOneDevice(places); shared.has_value()) {
-    TESSERA_LOG(WARNING, "what ranks send each other goes by the processors' memory: {}",
+    TESSERA_LOG(WARNING, "ranks send each other data through host memory: {}",
                 DescribeShared(*shared, places));
     return Way::kByHost;
   }
   const auto least = std::min_element(
       all.begin(), all.end(), [](const OfRank& a, const OfRank& b) { return a.way < b.way; });
   if (least->way == Way::kDirectAndRegistered)
-    TESSERA_LOG(INFO, "what ranks send each other goes directly from GPU to GPU");
+    TESSERA_LOG(INFO, "ranks send each other data directly from GPU to GPU");
   if (least->way == Way::kDirect) {
     TESSERA_LOG(INFO,
-                "what ranks send each other goes directly from GPU to GPU, not registered: rank {} "
+                "ranks send each other data directly from GPU to GPU, not registered: rank {} "
                 "cannot{}",
                 least - all.begin(), registers.ok() ? "" : "; here: " + registers.ToString());
   }

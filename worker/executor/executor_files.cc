@@ -76,12 +76,13 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   v1::SaveRequest request;
   v1::SaveReply answer;
   background_.End();
+  // Every rank counts every request, refused ones too, so that the ranks' numbers agree.
   book_.Next();
   const absl::Status checked = CheckRequest(request_bytes, &request);
   if (!checked.ok()) *outcome = checked;
   const std::string fake =
       FakeText(memory_.config.fake_all_gather, memory_.config.fake_reduce_scatter);
-  if (!fake.empty()) {  // On all ranks alike.
+  if (!fake.empty()) {  // All ranks have this config, so all refuse.
     *outcome = absl::FailedPreconditionError(
         absl::StrCat("not saved: the job's collectives are fake (", fake, ")"));
     book_.End(request, state.progress.step, absl::OkStatus(), *outcome, answer);
@@ -161,7 +162,7 @@ absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
                            const absl::Status& end, const v1::SaveReply& answer) {
         report("");
         book_.End(saved, step, all_agreed, end, answer);
-        // It has aborted what the other ranks do, and none of them knows why. Aborted: another did.
+        // This error aborted the other ranks, which do not know it. Aborted: it is another rank's.
         if (!all_agreed.ok() && !absl::IsAborted(all_agreed) && !stopped_.load())
           report_error_(all_agreed);
       });

@@ -44,8 +44,8 @@ absl::StatusOr<RankTopology> TopologyOf(const v1::Job& job, int world_size) {
 absl::Status CheckPage(absl::string_view what, uint32_t version, uint32_t own_version) {
   if (version == own_version) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(what, " is of version ", version, ", and this executor's of ", own_version,
-                   ": the worker and its executors have to be of one version"));
+      absl::StrCat(what, " has version ", version, ", and this executor's has ", own_version,
+                   ": the worker and its executors have to have the same version"));
 }
 
 // Where each descriptor is in the packet, see proto/executor.proto.

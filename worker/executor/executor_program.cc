@@ -32,13 +32,14 @@ void EndFirst() {
 int RunExecutorProgram(int argc, char** argv, ExecutorMachine machine) {
   int socket_fd = -1;
   std::string label, log_level, faults;
-  CLI::App app("One rank's executor. The worker starts it; there is no use for it alone.",
+  CLI::App app("One rank's executor. The worker starts it; it is of no use on its own.",
                "tessera-executor");
   app.add_option("--socket-fd", socket_fd, "the socket to the worker")->required();
   app.add_option("--label", label, "job and rank, for log lines")->required();
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
-  app.add_option("--direct-write-bytes", machine.direct_write_bytes,
-                 "what files are given at once, to go past the page cache; 0: nothing does")
+  app.add_option(
+         "--direct-write-bytes", machine.direct_write_bytes,
+         "size from which a write to a checkpoint file bypasses the page cache; 0: no write does")
       ->capture_default_str()
       ->check(WholeNumber(0, kMaxDirectFromBytes));
   bool debuggable = false;

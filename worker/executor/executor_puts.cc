@@ -85,6 +85,7 @@ void ExecutorPuts::Give(const v1::ExecutorPut& command, UniqueFd file) {
   absl::MutexLock lock(&mu_);
   if (put_ != nullptr && put_->id == command.put()) return;
   if (!read.ok()) return gone_(command.put(), std::string(read.message()));
+  // The engine reads the offered put without the lock, so it stays until Settle().
   if (is_offered_) return gone_(command.put(), "the rank is voting for another one");
   if (put_ != nullptr) ForgetLocked("another one took its place");
   put_ = std::move(put);
@@ -95,6 +96,7 @@ void ExecutorPuts::Drop(uint64_t put) {
   absl::MutexLock lock(&mu_);
   if (put_ == nullptr || put_->id != put) return gone_(put, "");
   is_dropped_ = true;
+  // A vote may already name it. Then Settle() forgets it.
   if (!is_offered_) ForgetLocked("");
 }
 
@@ -179,6 +181,7 @@ void ExecutorPuts::Settle(Outcome outcome, const std::string& why) {
   absl::MutexLock lock(&mu_);
   is_offered_ = false;
   offered_ = nullptr;
+  // The next vote offers it again.
   if (outcome == Outcome::kNotYet && !is_dropped_) return;
   ForgetLocked(outcome == Outcome::kVoid ? why : "");
 }

@@ -57,6 +57,7 @@ absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, const OrderPlace&
   order->mutable_entry()->set_count(entry.count_elements);
   absl::MutexLock lock(&mu_);
   order->set_epoch(epoch_.value());
+  // First, so that the coordinator hears of finished steps before it hears of a later one.
   SendReportsLocked();
   Send(event);
   const auto released = [this, &place]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
@@ -78,7 +79,7 @@ absl::Status KeeperLink::NotReleased(const OrderEntry& entry, const OrderPlace& 
   return absl::DeadlineExceededError(absl::StrCat(
       "step ", place.step, ", position ", place.sequence, ": ", what,
       ": the coordinator did not answer within ", absl::FormatDuration(options_.release_timeout),
-      "; it is away, or another rank has not announced the same"));
+      "; it is unreachable, or another rank has not announced the same"));
 }
 
 void KeeperLink::ReportStep(Step step, uint64_t order_hash) {

@@ -149,7 +149,7 @@ absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& 
 absl::Status CheckGivesAll(const LoadPlan& plan) {
   if (plan.left_out.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("the job has no values yet, so all must be loaded, but left out are ",
+      absl::StrCat("the job has no values yet, so all must be loaded, but these are left out: ",
                    SomeOf(plan.left_out)));
 }
 

@@ -145,8 +145,8 @@ TEST(LoadPlanTest, FirstValuesOfAJobMustBeAll) {
   ASSERT_OK_AND_ASSIGN(const LoadPlan all, PlanLoad(stored, Layout(), {true, {{}, {}, {"d"}}}));
   EXPECT_OK(CheckGivesAll(all));
   ASSERT_OK_AND_ASSIGN(const LoadPlan some, PlanLoad(stored, Layout(), {true, {{}, {}, {"b"}}}));
-  EXPECT_THAT(CheckGivesAll(some),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("left out are 'b'")));
+  EXPECT_THAT(CheckGivesAll(some), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                            HasSubstr("these are left out: 'b'")));
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ class PartSave {
     if (there.job_id == memory_.job_id && there.step == state_.progress.step)
       return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
-        path_, " is of step ", there.step, " of job '", there.job_id,
+        path_, " belongs to step ", there.step, " of job '", there.job_id,
         "': parts of another step are not replaced, so each save needs a path of its own"));
   }
 

@@ -322,7 +322,7 @@ absl::StatusOr<bool> RankExecutor::BeginEngine(const v1::ExecutorStart& start) {
   if (const std::string fake =
           FakeText(memory_.config.fake_all_gather, memory_.config.fake_reduce_scatter);
       !fake.empty()) {
-    TESSERA_LOG(WARNING, "job {} trains nothing of use: {}", memory_.job_id, fake);
+    TESSERA_LOG(WARNING, "job {} trains nothing useful: {}", memory_.job_id, fake);
   }
   return true;
 }

@@ -38,7 +38,8 @@ absl::Status CheckDType(const v1::SaveRequest& request) {
 }
 
 absl::Status CheckParts(const v1::SaveRequest& request) {
-  if (request.with_replicas() && !request.in_parts()) return Invalid("replicas are of parts");
+  if (request.with_replicas() && !request.in_parts())
+    return Invalid("replicas are only saved in parts");
   if (!request.in_parts()) return absl::OkStatus();
   if (!request.is_checkpoint()) return Invalid("a model alone is not saved in parts");
   if (request.max_file_bytes() != 0) return Invalid("a part is one file");
@@ -54,7 +55,7 @@ absl::Status CheckSaveRequest(const v1::SaveRequest& request) {
   if (path.empty() || path[0] != '/' || path.back() == '/') {
     const bool is_folder = request.is_checkpoint() || request.max_file_bytes() > 0;
     return Invalid(absl::StrCat(request.is_checkpoint() ? "checkpoint '" : "model file '",
-                                absl::Utf8SafeCEscape(path), "' is no absolute ",
+                                absl::Utf8SafeCEscape(path), "' is not an absolute ",
                                 is_folder ? "path of a folder" : "file path"));
   }
   if (request.max_file_bytes() < 0)

@@ -81,6 +81,8 @@ const char* SavedVersion::Take(size_t slice, int64_t at_bytes, int64_t size_byte
   (void)FaultPoint("save.take");
   const int64_t begin_bytes = offsets_bytes_[slice] + at_bytes;
   {
+    // Once LetGo() waits for the pieces in progress, none may begin in place: training waits for
+    // it.
     const auto may_look = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return !lets_go_ || held_.load(std::memory_order_relaxed) == kNone;
     };
@@ -88,6 +90,7 @@ const char* SavedVersion::Take(size_t slice, int64_t at_bytes, int64_t size_byte
     TESSERA_CHECK(begin_bytes == front_bytes_);
     if (held_.load(std::memory_order_relaxed) == kNone) {
       front_bytes_ += size_bytes;
+      // Everything behind the front is in the copy by now, unless the save was stopped.
       return reinterpret_cast<const char*>(copy_.get()) + begin_bytes;
     }
     is_taking_ = true;
@@ -119,6 +122,7 @@ bool SavedVersion::CopyOne() {
   {
     absl::MutexLock lock(&mu_);
     if (stopped_->load() || held_.load(std::memory_order_relaxed) == kNone) return false;
+    // From the end, while the writer takes from the front, so that both meet in the middle.
     if (begun_ == 0) return false;
     piece = &pieces_[begun_ - 1];
     if (piece->offset_bytes + piece->size_bytes <= front_bytes_) return false;

@@ -43,12 +43,12 @@ absl::StatusOr<uint32_t> CombineSums(std::vector<SummedSlice> slices, int64_t si
       continue;
     }
     if (slice.begin_bytes != at)
-      return absl::InternalError(absl::StrCat("bytes from ", at, " on are nobody's, or are twice"));
+      return absl::InternalError(absl::StrCat("bytes from ", at, " on are in no slice, or in two"));
     crc32 = CombineCrc32(crc32, slice.crc32, slice.size_bytes);
     at += slice.size_bytes;
   }
   if (at != size_bytes)
-    return absl::InternalError(absl::StrCat("bytes from ", at, " on are nobody's"));
+    return absl::InternalError(absl::StrCat("bytes from ", at, " on are in no slice"));
   return crc32;
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 absl::Status Refusal(int64_t step, absl::string_view why) {
   return absl::DataLossError(
-      absl::StrCat("what was decided of step ", step, " did not reach this worker whole: ", why));
+      absl::StrCat("the decision of step ", step, " did not reach this worker whole: ", why));
 }
 
 absl::StatusOr<StepNumbers> DecodeNumbers(const v1::StepDecision& decision, int64_t step) {
@@ -29,7 +29,7 @@ absl::StatusOr<StepNumbers> DecodeNumbers(const v1::StepDecision& decision, int6
     return Refusal(step, "a step of the trainers' own without values");
   numbers.put = decision.put();
   if (numbers.put != 0 && (!numbers.is_write || numbers.is_trainers_step))
-    return Refusal(step, "a put that is no write");
+    return Refusal(step, "a put that is not a write");
   for (const v1::StepDecision::Group& from : decision.groups()) {
     HyperParameters& to = numbers.groups.emplace_back();
     to.learning_rate = from.learning_rate();
@@ -53,7 +53,7 @@ absl::StatusOr<TrainingProgress> DecodeLoaded(const v1::StepDecision& decision, 
   if (!decision.is_write() || decision.is_trainers_step())
     return Refusal(step, "moments without a write");
   if (loaded.step < 0 || decision.loaded().update_counts_size() != num_parameters)
-    return Refusal(step, "it says where training stands of another job");
+    return Refusal(step, "it has the training progress of another job");
   return loaded;
 }
 

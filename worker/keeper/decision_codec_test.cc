@@ -81,7 +81,7 @@ TEST(DecisionCodecTest, WorkerThatMissedAPutLearnsWhichOne) {
   Worker other;
   other.Decide(1, Every(2));
   EXPECT_THAT(RecordDecision(decision.SerializeAsString(), 2, other.group.get(), other.counts, 2),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a put that is no write")));
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a put that is not a write")));
   EXPECT_EQ(other.group->decided_step.load(), 1);
 }
 

@@ -42,7 +42,7 @@ absl::Status AwaitPacket(int socket, absl::Duration timeout) {
     if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
     if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(
-          absl::StrCat("no request came within ", absl::FormatDuration(timeout)));
+          absl::StrCat("no request arrived within ", absl::FormatDuration(timeout)));
     }
   }
 }

@@ -269,7 +269,7 @@ TEST_F(DescriptorServerTest, WhoSaysNothingIsSentAway) {
   {
     ASSERT_OK_AND_ASSIGN(const UniqueFd silent, ConnectPacketSocket(server_->path()));
     ASSERT_OK_AND_ASSIGN(const Packet answer, ReceivePacket(silent.get()));
-    EXPECT_THAT(answer.bytes, HasSubstr("no request came within 20ms"));
+    EXPECT_THAT(answer.bytes, HasSubstr("no request arrived within 20ms"));
     EXPECT_THAT(ReceivePacket(silent.get()), StatusIs(absl::StatusCode::kUnavailable, testing::_));
   }
   EXPECT_TRUE(Eventually([&] { return NumDescriptors() == before; })) << "with no new connection";

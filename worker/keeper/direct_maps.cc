@@ -46,7 +46,7 @@ absl::Status DirectMap::CheckNew() const {
   return absl::UnavailableError(absl::StrCat(
       "job '", job_id_,
       held == nullptr ? "' is gone from this worker: it was deleted, is over or is lost"
-                      : "' has begun anew, with other memory"));
+                      : "' has begun again, with other memory"));
 }
 
 absl::Status DirectMaps::Enter(const std::string& job_id) {

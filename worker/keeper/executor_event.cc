@@ -22,7 +22,7 @@ absl::Status Check(const v1::ExecutorEvent& event) {
     case v1::ExecutorEvent::kFailure:
       return CheckRange("failure: code", event.failure().code(), 0, kMaxStatusCode);
     case v1::ExecutorEvent::EVENT_NOT_SET:
-      return absl::InvalidArgumentError("what it says is no event");
+      return absl::InvalidArgumentError("its message is not an event");
     default:
       return absl::OkStatus();
   }
@@ -33,7 +33,7 @@ absl::Status Check(const v1::ExecutorEvent& event) {
 absl::StatusOr<v1::ExecutorEvent> ParseExecutorEvent(absl::string_view packet) {
   v1::ExecutorEvent event;
   if (!event.ParseFromArray(packet.data(), static_cast<int>(packet.size())))
-    return absl::InvalidArgumentError("what it says is no event");
+    return absl::InvalidArgumentError("its message is not an event");
   RETURN_IF_ERROR(Check(event));
   return event;
 }

@@ -154,8 +154,7 @@ absl::StatusOr<JobRegions::RankRegions> JobRegions::MakeRank(int rank, const Job
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
   ControlPage* page = reinterpret_cast<ControlPage*>(mapping.data());
   if (!source->makes() && page->version != kControlPageVersion)
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank,
-                                                   ": its control page is of version ",
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": its control page has version ",
                                                    page->version, ", not ", kControlPageVersion));
   page->version = kControlPageVersion;
   const DeviceName device = device_memory == nullptr ? DeviceName() : device_memory->device();
@@ -241,7 +240,7 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
                    Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
   GroupPage* const group_page = regions.group();
   if (!source->makes() && group_page->version != kGroupPageVersion)
-    return absl::InvalidArgumentError(absl::StrCat("the page that its ranks share is of version ",
+    return absl::InvalidArgumentError(absl::StrCat("the page that its ranks share has version ",
                                                    group_page->version, ", not ",
                                                    kGroupPageVersion));
   group_page->version = kGroupPageVersion;

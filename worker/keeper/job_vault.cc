@@ -64,8 +64,9 @@ absl::Status CheckMemory(const v1::Job& job, const JobDescriptors& memory) {
   if (group->has_begun.load() == 0) return absl::NotFoundError("no epoch of it had begun");
   // The note is made first.
   if (group->prepared_epoch.load() <= job.epoch()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("what is known of it is of epoch ", job.epoch(),
-                                          ", not of its last one, ", group->prepared_epoch.load()));
+  return absl::DataLossError(absl::StrCat("its note is of epoch ", job.epoch(),
+                                          ", not of its last epoch, ",
+                                          group->prepared_epoch.load()));
 }
 
 absl::StatusOr<JobVault::HeldJob> TakeOverJob(const std::string& owner, VaultClient::Parts parts) {
@@ -102,7 +103,7 @@ absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id, 
   }
   if (all.empty()) return held;
   if (!held.worker.has_value())
-    return absl::FailedPreconditionError("memory of jobs is held, of an unknown worker");
+    return absl::FailedPreconditionError("the vault holds jobs' memory of an unknown worker");
   RETURN_IF_ERROR(CheckVersion("the daemon that left its jobs' memory here", held.worker->version(),
                                held.worker->protocol()));
   if (held.worker->worker_id() != worker_id) {

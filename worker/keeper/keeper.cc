@@ -65,7 +65,7 @@ void Keeper::Drop(const std::string& job_id, int64_t creation) {
   absl::MutexLock lock(&mu_);
   const auto it = jobs_.find(job_id);
   if (it == jobs_.end() || it->second->creation() != creation) return;
-  TESSERA_LOG(INFO, "job {}, creation {}: dropped, and its memory with it", job_id,
+  TESSERA_LOG(INFO, "job {}, generation {}: dropped, and its memory with it", job_id,
               it->second->creation());
   job = std::move(it->second);
   jobs_.erase(it);
@@ -86,7 +86,7 @@ void Keeper::TakeOver(JobVault::HeldJob held) {
     TESSERA_LOG(ERROR, "job {}: cannot be taken over: {}", job_id, job.status().ToString());
     return vault_->Drop(owner);
   }
-  TESSERA_LOG(INFO, "job {}: taken over from the daemon before", job_id);
+  TESSERA_LOG(INFO, "job {}: taken over from the previous daemon", job_id);
   absl::MutexLock lock(&mu_);
   std::shared_ptr<HostedJob>& kept = jobs_[job_id];
   const auto age = [](const HostedJob& held) {
@@ -111,9 +111,9 @@ absl::Status Keeper::MakeRoom(const v1::PrepareEpoch& prepare) {
   const bool is_later = held->creation() > prepare.job().creation();
   if (is_later || (held->has_begun() && held->creation() > prepare.deleted_creation())) {
     return absl::FailedPreconditionError(
-        absl::StrCat("it holds job '", job_id, "' of creation ", held->creation(),
+        absl::StrCat("it holds job '", job_id, "' of generation ", held->creation(),
                      ", which its coordinator neither knows nor has deleted: delete job '", job_id,
-                     is_later ? "' once, and that one goes on"
+                     is_later ? "' once, and that one continues"
                               : "' until none is listed, then create it again"));
   }
   Drop(job_id, held->creation());
@@ -221,12 +221,13 @@ absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
   if (job->creation() < request.creation()) {
     return WithRetry(absl::FailedPreconditionError(
                          absl::StrCat("worker '", worker_id_, "' holds a job '", request.job_id(),
-                                      "' that was deleted and made anew since: try again")),
+                                      "' that was deleted and created again since: try again")),
                      v1::RETRY_SOON);
   }
   if (job->creation() > request.creation()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "job '", request.job_id(), "' was deleted and made anew since the trainer asked for it"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", request.job_id(),
+                     "' was deleted and created again since the trainer asked for it"));
   }
   AttachedTrainer trainer;
   ASSIGN_OR_RETURN(trainer.given, job->Attach(request, peer, SteadyNow()));

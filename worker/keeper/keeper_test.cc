@@ -111,7 +111,7 @@ TEST_F(KeeperTest, JobWithValuesThatNobodyDeletedIsKeptWhereAnotherOneIsToTakeIt
   Prepare(/*creation=*/9, /*epoch=*/1);
   v1::WorkerEvent answer = Answer();
   EXPECT_EQ(answer.failure().creation(), 9);
-  EXPECT_THAT(answer.failure().reason(), HasSubstr("it holds job 'toy' of creation 5"));
+  EXPECT_THAT(answer.failure().reason(), HasSubstr("it holds job 'toy' of generation 5"));
   EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 5);
   Prepare(9, /*epoch=*/2, 64, /*deleted=*/5);
   EXPECT_EQ(Answer().prepared().creation(), 9);
@@ -125,7 +125,7 @@ TEST_F(KeeperTest, OneThatAnotherJobOfItsNameKeepsFromItsPlaceIsToldWhateverTheE
     Prepare(creation, /*epoch=*/1);
     const v1::WorkerEvent answer = Answer();
     EXPECT_EQ(answer.failure().creation(), creation);
-    EXPECT_THAT(answer.failure().reason(), HasSubstr("it holds job 'toy' of creation 5"));
+    EXPECT_THAT(answer.failure().reason(), HasSubstr("it holds job 'toy' of generation 5"));
     EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 5);
   }
 }
@@ -214,7 +214,7 @@ TEST_F(KeeperTest, TrainerOfAnotherCreationIsRefused) {
   ASSERT_TRUE(Answer().has_prepared());
   Start(9, 1);
   EXPECT_THAT(Attach(5), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                  HasSubstr("job 'toy' was deleted and made anew")));
+                                  HasSubstr("job 'toy' was deleted and created again")));
   EXPECT_THAT(Attach(11), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
 }
 

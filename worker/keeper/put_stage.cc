@@ -69,7 +69,7 @@ absl::StatusOr<PutStage::Slot> PutStage::BufferSlotOf(const ModelLayout& layout,
   const int buffer = from.job_parameter();
   if (buffer < 0 || buffer >= static_cast<int>(layout.buffers.size())) {
     return absl::InvalidArgumentError(
-        absl::StrCat("buffer ", buffer, " of ", layout.buffers.size(), ": there is none"));
+        absl::StrCat("buffer ", buffer, " does not exist; there are ", layout.buffers.size()));
   }
   Slot slot;
   slot.tensor.job_parameter = buffer;

@@ -38,7 +38,7 @@ absl::StatusOr<SpoolFile> SpoolFile::Create(const std::string& folder, int64_t s
   if (!fd.valid()) return ErrnoStatus(errno, WhatOf(folder));
   struct statfs system;
   if (fstatfs(fd.get(), &system) == 0 && system.f_type == TMPFS_MAGIC) {
-    TESSERA_LOG(WARNING, "{} lies in memory: name one on a disk with --spool-folder",
+    TESSERA_LOG(WARNING, "{} is in memory: name a folder on a disk with --spool-folder",
                 WhatOf(folder));
   }
   if (size_bytes > 0 && fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, size_bytes) != 0 &&

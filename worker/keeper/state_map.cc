@@ -151,7 +151,7 @@ absl::StatusOr<std::vector<UniqueFd>> MapGrants::Give(absl::string_view session)
   ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(grant->job_id, grant->creation));
   if (job != grant->job.lock()) {
     return absl::UnavailableError(
-        absl::StrCat("job '", grant->job_id, "' has begun anew, with other memory"));
+        absl::StrCat("job '", grant->job_id, "' has begun again, with other memory"));
   }
   return GiveState(job->regions(), grant->request);
 }

@@ -204,8 +204,8 @@ void StateSnapshot::EndClaim(const absl::Status& status) {
 void StateSnapshot::MaybeLetGo() {
   if (let_go_ || num_claims_ > 0 || (failure_.ok() && front_ < back_)) return;
   if (!ReleaseAll() && failure_.ok()) {
-    failure_ = absl::AbortedError(
-        absl::StrCat("step ", step_, " was copied for too long: training went on without waiting"));
+    failure_ = absl::AbortedError(absl::StrCat(
+        "step ", step_, " was copied for too long: training continued without waiting"));
   }
   let_go_ = true;
 }
@@ -220,7 +220,7 @@ absl::Status StateSnapshot::ReadHeld(const Chunk& chunk, char* into) const {
   std::atomic_thread_fence(std::memory_order_acquire);  // The look comes after what was read.
   if (rank.record->hold.held.load() == step_ + 1) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("rank ", slice.rank, " did not wait until step ", step_,
-                                         " was copied: training went on"));
+                                         " was copied: training continued"));
 }
 
 absl::Status StateSnapshot::Copy(absl::FunctionRef<bool()> cancelled) {

@@ -379,7 +379,7 @@ TEST_F(StateSnapshotTest, NothingIsGivenOutOfAStateThatIsHeldNoLonger) {
               WriteBegin::kBrokeHold);
   }
   EXPECT_THAT(NextOf(snapshot.get()).status(),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("training went on")));
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("training continued")));
 }
 
 TEST_F(StateSnapshotTest, Fp64IsReadInFullOrInFp32AndFp32IsNoFp64) {

@@ -24,7 +24,7 @@ std::string EncodeRequest(v1::LocalRequest request) {
 absl::StatusOr<v1::LocalRequest> ParseRequest(absl::string_view packet) {
   v1::LocalRequest request;
   if (!request.ParseFromArray(packet.data(), static_cast<int>(packet.size())))
-    return absl::InvalidArgumentError("what came is no request");
+    return absl::InvalidArgumentError("the received message is not a request");
   RETURN_IF_ERROR(CheckVersion("the caller", absl::string_view(request.version()).substr(0, 32),
                                request.protocol()));
   if (request.request_case() != v1::LocalRequest::REQUEST_NOT_SET) return request;
@@ -48,7 +48,7 @@ absl::StatusOr<v1::LocalReply> ParseReply(absl::string_view packet) {
   v1::LocalReply reply;
   if (!reply.ParseFromArray(packet.data(), static_cast<int>(packet.size())) || reply.code() < 0 ||
       reply.code() > kMaxCode) {
-    return absl::UnavailableError("what the worker said is no reply");
+    return absl::UnavailableError("the worker's message is not a reply");
   }
   if (reply.code() == 0) return reply;
   return WithRetry(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message()),
@@ -76,8 +76,8 @@ bool HasRoomInPacket(const v1::LiveMapAnswer& answer) {
 absl::StatusOr<std::string> DescriptorSocketOf(absl::string_view worker_address) {
   absl::string_view path = worker_address;
   if (!absl::ConsumePrefix(&path, "unix:")) {
-    return absl::InvalidArgumentError(absl::StrCat("worker address '", worker_address,
-                                                   "' is no Unix socket: unix:FOLDER/worker.sock"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "worker address '", worker_address, "' is not a Unix socket like unix:FOLDER/worker.sock"));
   }
   absl::ConsumePrefix(&path, "//");  // Of "unix:///...".
   const size_t name = path.rfind('/');

@@ -65,7 +65,7 @@ TEST(LocalMessagesTest, WhatIsNoReplyIsUnavailable) {
   for (const std::string& bad : {std::string("\xff\xff"), std::string("NOT_FOUND: x"), too_high,
                                  reply.SerializeAsString()}) {
     EXPECT_THAT(ParseReply(bad).status(),
-                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no reply")));
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not a reply")));
   }
 }
 
@@ -76,7 +76,7 @@ TEST(DescriptorSocketTest, IsBesideTheOneThatAWorkerIsCalledAt) {
   EXPECT_EQ(*DescriptorSocketOf("unix:worker.sock"), "descriptors.sock");
   for (const char* address : {"", "localhost:7070", "/run/w/worker.sock", "unix-abstract:w"}) {
     EXPECT_THAT(DescriptorSocketOf(address).status(),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no Unix socket")));
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a Unix socket")));
   }
 }
 

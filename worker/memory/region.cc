@@ -130,7 +130,7 @@ absl::Status TakeMemory(int fd, int64_t offset_bytes, int64_t size_bytes) {
     // And a piece more, since others take theirs meanwhile.
     if (AvailableMemoryBytes() < end - offset_bytes + piece) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          "the machine has no memory left for ", end - offset_bytes, " of ", size_bytes, " bytes"));
+          "the node has no memory left for ", end - offset_bytes, " of ", size_bytes, " bytes"));
     }
     if (TouchPages(fd, offset_bytes, piece)) {
       offset_bytes += piece;

@@ -40,23 +40,24 @@ absl::StatusOr<UniqueFd> MakeSealedFile(absl::string_view label, absl::string_vi
 absl::StatusOr<int64_t> SizeOfSealed(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    return absl::DataLossError("what came is no memory, or memory that may shrink");
+    return absl::DataLossError(
+        "the received descriptor is not memory, or is memory that may shrink");
   struct stat info;
-  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "stat memory that came");
+  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "stat received memory");
   return static_cast<int64_t>(info.st_size);
 }
 
 absl::StatusOr<std::string> ReadSealedFile(int fd, int64_t most_bytes) {
   ASSIGN_OR_RETURN(const int64_t size_bytes, SizeOfSealed(fd));
   if ((fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE) == 0)
-    return absl::DataLossError("a file that came may change");
+    return absl::DataLossError("a received file may change");
   if (size_bytes > most_bytes)
-    return absl::DataLossError(absl::StrCat("a file of ", size_bytes, " bytes came"));
+    return absl::DataLossError(absl::StrCat("a file of ", size_bytes, " bytes arrived"));
   std::string bytes(size_bytes, 0);
   for (int64_t done = 0; done < size_bytes;) {
     const ssize_t count = pread(fd, &bytes[done], size_bytes - done, done);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return ErrnoStatus(count < 0 ? errno : EIO, "read a file that came");
+    if (count <= 0) return ErrnoStatus(count < 0 ? errno : EIO, "read a received file");
     done += count;
   }
   return bytes;

@@ -25,7 +25,7 @@ absl::StatusOr<SocketFolder> SocketFolder::Open(const std::string& path) {
   if (fstat(folder.get(), &info) != 0) return ErrnoStatus(errno, what);
   if (info.st_uid != geteuid()) {
     return absl::PermissionDeniedError(
-        absl::StrCat(what, ": is of user ", info.st_uid, ", not of user ", geteuid()));
+        absl::StrCat(what, ": belongs to user ", info.st_uid, ", not to user ", geteuid()));
   }
   if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return absl::PermissionDeniedError(

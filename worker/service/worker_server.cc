@@ -103,8 +103,7 @@ class WorkerServerImpl : public WorkerServer {
     device_memory_ = options.device_memory;
     budget_.emplace(options.memory_bytes > 0 ? options.memory_bytes
                                              : MachineMemoryBytes() / 10 * 9);
-    TESSERA_LOG(INFO, "jobs get up to {} of this machine's memory",
-                BytesText(budget_->all_bytes()));
+    TESSERA_LOG(INFO, "jobs get up to {} of this node's memory", BytesText(budget_->all_bytes()));
     JobVault::Held held;
     if (options.vault != nullptr) {
       vault_.emplace(options.vault);

@@ -76,7 +76,7 @@ class MemoryVault {
         }
         return Send(daemon, v1::VaultAnswer(), {});
       case v1::VaultCommand::COMMAND_NOT_SET:
-        answer.set_error("the vault does not know this command: it is of an older version");
+        answer.set_error("the vault does not know this command: it has an older version");
         return Send(daemon, answer, {});
     }
     return false;

@@ -109,7 +109,7 @@ absl::Status ReadMessage(const VaultClient::Parts& parts, const std::string& par
                          google::protobuf::MessageLite* message) {
   const auto found = parts.find(part);
   if (found == parts.end() || found->second.size() != 1)
-    return absl::DataLossError(absl::StrCat("there is no ", part, " among what is held"));
+    return absl::DataLossError(absl::StrCat("the vault holds no ", part));
   ASSIGN_OR_RETURN(const Mapping mapping,
                    Mapping::CreateWhole(found->second[0].get(), Access::kReadOnly));
   if (message->ParseFromArray(mapping.data(), static_cast<int>(mapping.size_bytes()) - 1))

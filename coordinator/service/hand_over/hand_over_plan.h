@@ -1,5 +1,4 @@
-// Which rank of a job that is handed over has which part of what a taker's rank reads. Pure;
-// thread-safe.
+// Which rank of a handed-over job has which part of what a taker's rank reads. Pure; thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_PLAN_H_
 #define TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_PLAN_H_
 
@@ -14,15 +13,14 @@
 namespace tessera::coordinator {
 
 struct HandOverPart {
-  v1::LiveRange range;  // With the rank that has all of it.
+  v1::LiveRange range;  // Names the rank that has all of it.
   int64_t element_bytes = 0;
 };
 
-// In the order of the ranges, and within a range of its elements. Of ranks that hold the same, the
-// first.
-// Errors: InvalidArgument  a range of no parameter or array of the job, or outside of it (names
-// it);
-//                          too many
+// In the order of the ranges, and within a range in the order of its elements. If several ranks
+// hold the same elements, the first one is used.
+// Errors: InvalidArgument  a range of a parameter or array that the job lacks, or outside of it
+//                          (names it); too many ranges
 absl::StatusOr<std::vector<HandOverPart>> PlanHandOverRead(const ModelLayout& layout,
                                                            OptimizerKind optimizer,
                                                            const v1::ReadHandOverRequest& request);

@@ -43,7 +43,7 @@ absl::StatusOr<JobView> HandOverReader::StandingJob() const {
       view.hand_over->number != number_ || !Stands(view.hand_over->phase) ||
       IsOver(view.status.state)) {
     return absl::FailedPreconditionError(
-        absl::StrCat(what, ": this hand-over does not stand any more"));
+        absl::StrCat(what, ": this hand-over is no longer pending"));
   }
   return view;
 }
@@ -84,7 +84,7 @@ absl::Status HandOverReader::OpenLines(const JobView& view) {
     }
     return line_of_rank_[rank] = it->second;
   };
-  line_of(0);  // Somebody must say where training stands.
+  line_of(0);  // At least one worker has to report the step.
   for (const HandOverPart& part : plan_)
     *commands[line_of(part.range.rank())].mutable_read()->add_ranges() = part.range;
   {
@@ -148,7 +148,7 @@ absl::Status HandOverReader::ServePart(const HandOverPart& part) {
         size_bytes % part.element_bytes != 0 ||
         size_bytes / part.element_bytes > part.range.numel() - done) {
       return absl::UnavailableError(
-          absl::StrCat("worker '", line->worker(), "' sent what it was not asked for"));
+          absl::StrCat("worker '", line->worker(), "' sent data that was not requested"));
     }
     done += size_bytes / part.element_bytes;
     v1::HandOverReply reply;

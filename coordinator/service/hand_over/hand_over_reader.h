@@ -1,14 +1,13 @@
-// Reads slices of a job that is handed over for one rank of a taker, from the memory of the workers
-// that hold them.
+// Reads slices of a handed-over job for one rank of a taker, from the memory of the workers that
+// hold them.
 //
 //   a session; every worker with a part of it is told to open a stream and what to send
 //   part by part: pieces from the workers' streams to the client
 //
-// Nothing is held, copied or put on a disk: no step of the job is decided while its hand-over
-// stands. A reading that outlives that gives what means nothing, and what was read of it cannot be
-// taken for the state, since the hand-over cannot be accepted any more. A thread beside it watches,
-// as LiveReader's. What lies here is at most LiveLine::kMaxEvents pieces a worker. Use once, by one
-// thread.
+// Nothing is held, copied or written to disk: no step of the job is decided while its hand-over is
+// pending. What is read after the end of a hand-over has no meaning, but it cannot be taken for the
+// state either, since the hand-over can no longer be accepted. A second thread watches, as in
+// LiveReader. At most LiveLine::kMaxEvents pieces per worker are buffered. Use once, by one thread.
 #ifndef TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_READER_H_
 #define TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_READER_H_
 
@@ -32,7 +31,7 @@
 
 namespace tessera::coordinator {
 
-// So many readings of a job at a time; others wait. Thread-safe.
+// Limits how many reads of a job run at a time; further ones wait. Thread-safe.
 class ReadingPlaces {
  public:
   static constexpr int kMaxReadingsOfAJob = 4;
@@ -53,7 +52,7 @@ class HandOverReader {
     std::function<bool()> cancelled;
     std::function<void()> cancel;  // Ends a write; called by another thread.
   };
-  // All outlive this.
+  // All arguments outlive this.
   HandOverReader(CoordinatorHost* host, LiveHub* hub, ReadingPlaces* places, const LiveTimes& times,
                  Client client)
       : host_(host), hub_(hub), places_(places), times_(times), client_(std::move(client)) {}
@@ -85,7 +84,7 @@ class HandOverReader {
   std::string session_;
   std::map<int, int> line_of_rank_;
 
-  std::atomic<bool> ended_{false};  // By the watch.
+  std::atomic<bool> ended_{false};  // Set by the watching thread.
   absl::Mutex mu_;
   std::vector<std::shared_ptr<LiveLine>> lines_ ABSL_GUARDED_BY(mu_);
   absl::Time writing_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();

@@ -29,7 +29,7 @@ v1::HandOverPhase EncodePhase(HandOverPhase phase) {
   return v1::HAND_OVER_PHASE_UNSPECIFIED;
 }
 
-// Requires that there was one.
+// Requires that the job has had a hand-over.
 void Encode(const JobView& view, v1::HandOverInfo* info) {
   const HandOver& hand_over = *view.hand_over;
   info->set_job_id(view.id.value());
@@ -79,7 +79,7 @@ absl::StatusOr<TakeOver> Decode(const v1::TakeOverRequest& request) {
   return event;
 }
 
-// Nothing: the other ranks have not offered yet.
+// Nullopt: the other ranks have not offered yet.
 std::optional<absl::Status> LookAtOffer(const Coordinator& core, const HandOverOffer& offer,
                                         v1::HandOverInfo* reply) {
   const absl::StatusOr<JobView> view = core.GetJob(offer.job);
@@ -103,7 +103,7 @@ std::optional<absl::Status> LookAtTakeOver(const Coordinator& core, const TakeOv
       view->hand_over->phase == HandOverPhase::kCancelled ||
       view->status.state == JobState::kLost) {
     return absl::FailedPreconditionError(
-        absl::StrCat("job '", event.job.value(), "': its hand-over does not stand any more: ",
+        absl::StrCat("job '", event.job.value(), "': its hand-over is no longer pending: ",
                      view->hand_over.has_value() ? view->hand_over->reason : view->status.reason));
   }
   const HandOverPhase phase = view->hand_over->phase;
@@ -153,7 +153,7 @@ absl::Status HandOverService::RunOffer(grpc::ServerContext* context,
           core.WithdrawOffer(offer);
           return absl::OkStatus();
         })
-        .IgnoreError();  // The coordinator stops.
+        .IgnoreError();  // It fails only if the coordinator stops.
   }
   return status;
 }

@@ -1,5 +1,5 @@
-// The coordinator's part in a hand-over, over real gRPC; the test is the worker, the trainers of
-// both jobs and people.
+// The coordinator's part in a hand-over, over real gRPC. The test plays the worker, the trainers of
+// both jobs, and people.
 #include <future>
 #include <memory>
 #include <string>
@@ -28,7 +28,7 @@ constexpr int64_t kNumel = int64_t{1} << 26;
 
 class HandOverServiceTest : public ::testing::Test {
  protected:
-  // A job "gpt" of one rank and one parameter, that is handed over at step 0.
+  // A job "gpt" with one rank and one parameter, which is handed over at step 0.
   void Start(absl::Duration client_timeout = absl::Minutes(1)) {
     CoordinatorServer::Options options;
     options.listen_address = "127.0.0.1:0";
@@ -94,7 +94,7 @@ class HandOverServiceTest : public ::testing::Test {
     range->set_numel(kNumel);
     return request;
   }
-  // The worker's stream, up to where pieces follow.
+  // Brings the worker's stream to where it sends pieces.
   void OpenRelay() {
     const std::string session = worker_->Await(Command::kServeState).serve_state().session();
     relay_context_ = std::make_unique<grpc::ClientContext>();
@@ -142,7 +142,7 @@ TEST_F(HandOverServiceTest, ReaderThatHangsIsCutOffAndTheWorkersStreamEnds) {
   const auto stub = v1::HandOvers::NewStub(NewChannel());
   const auto reader = stub->Read(&context, ReadAll());
   OpenRelay();
-  // Far more than all windows on the way have room for.
+  // Far more than all buffers on the way can hold.
   const std::string piece(256 << 10, 'x');
   int64_t offset_elements = 0;
   while (offset_elements < kNumel / 2 && Piece(offset_elements, piece)) offset_elements += 64 << 10;
@@ -151,7 +151,7 @@ TEST_F(HandOverServiceTest, ReaderThatHangsIsCutOffAndTheWorkersStreamEnds) {
   v1::HandOverReply reply;
   EXPECT_TRUE(reader->Read(&reply));
   EXPECT_EQ(reply.begin().trained_step(), 41);
-  while (reader->Read(&reply)) {  // What was on the way.
+  while (reader->Read(&reply)) {  // What was already sent.
   }
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
@@ -170,7 +170,7 @@ TEST_F(HandOverServiceTest, WorkerThatSendsWhatWasNotAskedForIsNamed) {
     while (reader->Read(&reply)) EXPECT_FALSE(reply.has_piece());
     EXPECT_THAT(FromGrpcStatus(reader->Finish()),
                 StatusIs(absl::StatusCode::kUnavailable,
-                         HasSubstr("worker 'a' sent what it was not asked for")));
+                         HasSubstr("worker 'a' sent data that was not requested")));
     AwaitRelayEnd();
   }
 }
@@ -201,7 +201,7 @@ TEST_F(HandOverServiceTest, CancellingItEndsReadingsAndTheJobRunsOn) {
   while (reader->Read(&reply)) {
   }
   EXPECT_THAT(FromGrpcStatus(reader->Finish()),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("does not stand")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is no longer pending")));
   AwaitRelayEnd();
   worker_->Await(Command::kPrepare);
   worker_->Prepared("gpt", 3, 0);

@@ -1,4 +1,4 @@
-// Readings whose pieces the client fetches from the workers.
+// Reads whose pieces the client fetches from the workers.
 #include "coordinator/service/live/live_service_fixture.h"
 
 namespace tessera::coordinator {
@@ -14,7 +14,7 @@ class LiveDirectTest : public LiveServiceTest {
     query.set_direct(true);
     return query;
   }
-  // Both workers up to where the client is told.
+  // Brings both workers to where the client is told.
   void ServeBoth() {
     ra_ = RelayOf(a_.get());
     rb_ = RelayOf(b_.get());
@@ -62,7 +62,7 @@ TEST_F(LiveDirectTest, NextReadingHoldsOnceTheFirstHasLetGoThoughItIsNotFetchedY
   auto second = Get();
   first_a->Released();
   first_b->Released();
-  OpenBoth();  // Else it would wait here.
+  OpenBoth();  // Otherwise it would wait here.
   EXPECT_TRUE(ra_->Piece(0, "11112222"));
   EXPECT_TRUE(rb_->Piece(2, "33334444"));
   EXPECT_OK(second.get().status);
@@ -79,7 +79,7 @@ TEST_F(LiveDirectTest, WorkerThatCannotServeIsAskedAgainAndOneThatFailsLaterIsNa
   ra_->Held(4);
   rb_->Held(4);
   ra_->Fail(absl::StatusCode::kAborted, "training went on");
-  ServeBoth();  // Anew.
+  ServeBoth();  // Again.
   ra_->Fail(absl::StatusCode::kAborted, "training went on again");
   EXPECT_THAT(get.get().status, StatusIs(absl::StatusCode::kUnavailable,
                                          HasSubstr("worker 'a': training went on again")));

@@ -1,8 +1,8 @@
-// All readings of jobs' states that are under way: whose streams are awaited, how many there are of
-// a job, and whose turn it is to hold and copy. Thread-safe.
+// All reads of jobs' states in progress: which streams are expected, how many reads a job has, and
+// which one may hold and copy. Thread-safe.
 //
-// Of a job one reading at a time holds and copies, so that two cannot wait for each other on two
-// workers; what they serve they serve side by side.
+// One read of a job at a time holds and copies, so that two reads cannot wait for each other on two
+// workers. They then serve their clients concurrently.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_HUB_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_HUB_H_
 
@@ -34,12 +34,12 @@ class LiveHub {
   absl::Status TakeTurn(const JobId& job, absl::Time deadline, absl::FunctionRef<bool()> cancelled);
   void EndTurn(const JobId& job);
 
-  // A session that nobody can guess.
+  // A session id that cannot be guessed.
   static std::string NewSession();
-  // From now on the worker's stream of this session is let in, until Forget.
+  // Accepts the worker's stream of this session, until Forget.
   void Expect(const std::string& session, std::shared_ptr<LiveLine> line);
   void Forget(const std::string& session, const std::string& worker);
-  // Null: nobody waits for it.
+  // Null: no read expects it.
   std::shared_ptr<LiveLine> Find(const std::string& session, const std::string& worker);
 
  private:

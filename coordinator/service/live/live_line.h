@@ -1,11 +1,11 @@
-// One worker's stream of a session, between the thread that serves the stream and the one that
+// One worker's stream of a session, between the thread that serves the stream and the thread that
 // reads the state for a client.
 //
 //   reader   Send(command) ────────► AwaitCommand()  stream's thread
 //            Next()        ◄──[e e]── Push(event)    which waits while the queue is full
 //
-// So a client that does not read makes the worker wait, by gRPC's flow control, and at most
-// kMaxEvents events of a worker lie here. Thread-safe.
+// So a client that does not read makes the worker wait, through gRPC's flow control, and at most
+// kMaxEvents events per worker are buffered. Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_LINE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_LINE_H_
 
@@ -33,21 +33,21 @@ class LiveLine {
   const std::string& worker() const { return worker_; }
 
   // --- The reader's side. Errors name the worker. ---
-  void Send(v1::LiveCommand command);  // Its stream need not be there yet.
-  // Waits for the worker's next event, which is no failure: that becomes the status.
+  void Send(v1::LiveCommand command);  // The stream may attach later.
+  // Waits for the worker's next event. A failure event becomes the status.
   // Errors: DeadlineExceeded; Cancelled  `cancelled` became true, or Close() was called;
   //         Unavailable  the stream ended; what the worker said.
   absl::StatusOr<v1::LiveEvent> Next(absl::Time deadline, absl::FunctionRef<bool()> cancelled);
-  // Whether Next() will sooner or later say that something failed, or the stream ended too early.
+  // Whether a later Next() reports a failure, or the early end of the stream.
   bool HasFailed();
   // Ends the stream.
   void Close();
 
   // --- The stream's side ---
-  // `on_close` ends the stream from another thread; not called once Detach() was. False: closed, or
-  // another stream is there.
+  // `on_close` ends the stream from another thread; it is not called after Detach(). Returns false
+  // if the line is closed or has a stream already.
   bool Attach(std::function<void()> on_close);
-  // Nothing: closed.
+  // Nullopt: closed.
   std::optional<v1::LiveCommand> AwaitCommand(absl::FunctionRef<bool()> cancelled);
   bool Push(v1::LiveEvent event);  // False: closed.
   void Detach();                   // The stream is ending.

@@ -1,12 +1,12 @@
-// Where one reading of a job's state stands: one enum, one transition function.
+// The phase of one read of a job's state: one enum, one transition function.
 //
 //              all held           all copied             end
-//   kHolding ───────────► kCopying ─────────► kServing ───────► kClosed      (end is legal
-//   anywhere)
+//   kHolding ───────────► kCopying ─────────► kServing ───────► kClosed
 //      ▲                     │
-//      └───── try again ◄────┘         a try that fails begins anew; once something was served, not
+//      └───── try again ◄────┘
 //
-// Only while holding and copying can training wait for it.
+// The read can end in any phase. A failed attempt starts over, unless something was served already.
+// Training can wait for the read only in kHolding and kCopying.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_PHASE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_PHASE_H_
 

@@ -66,7 +66,7 @@ absl::StatusOr<JobView> LiveReader::ReadableJob() const {
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
   if (view.creation != creation_)
-    return absl::AbortedError(absl::StrCat(what, " was deleted and made anew meanwhile"));
+    return absl::AbortedError(absl::StrCat(what, " was deleted and created again meanwhile"));
   RETURN_IF_ERROR(CheckNotOver(job_, view.status));
   if (!view.status.bound) {
     return absl::FailedPreconditionError(
@@ -97,7 +97,7 @@ absl::Status LiveReader::CopyWithTries(v1::LiveStateBegin* begin) {
 absl::Status LiveReader::OpenLines(const JobView& view) {
   const int world_size = static_cast<int>(view.status.placements.size());
   std::vector<bool> is_asked(world_size, false);
-  is_asked[0] = true;  // Somebody must say which step there is.
+  is_asked[0] = true;  // At least one worker has to report the step.
   RETURN_IF_ERROR(
       ForEachLiveSlice(*plan_.layout, plan_.tensors, 0, world_size, [&](const LiveSlice& slice) {
         is_asked[slice.rank] = true;
@@ -260,7 +260,7 @@ v1::LiveTensorInfo LiveReader::InfoOf(size_t entry) {
   for (size_t t = plan_.entries[entry]; t < plan_.entries[entry + 1]; ++t) {
     const LiveTensor& tensor = plan_.tensors[t];
     if (!ParameterOf(*plan_.layout, tensor).spec.requires_grad) continue;
-    info.set_update_count(UpdateCountOf(tensor));  // Of all of them, as was checked.
+    info.set_update_count(UpdateCountOf(tensor));  // CheckOneCountAUnit: all have the same.
   }
   return info;
 }
@@ -299,7 +299,7 @@ absl::Status LiveReader::ServeSlice(const LiveSlice& slice) {
     if (event.piece().offset_elements() != slice.sent_begin_elements + done || size_bytes == 0 ||
         size_bytes % element_bytes != 0 || size_bytes / element_bytes > slice.numel - done) {
       return absl::UnavailableError(
-          absl::StrCat("worker '", line->worker(), "' sent what it was not asked for"));
+          absl::StrCat("worker '", line->worker(), "' sent data that was not requested"));
     }
     done += size_bytes / element_bytes;
     v1::LiveStateReply reply;

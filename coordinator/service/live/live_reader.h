@@ -1,16 +1,15 @@
 // Reads a job's state for one client, as one step left it.
 //
-//   1. a session; every worker with a slice of what is asked for is told to open a stream
-//   2. all hold ──► the newest step that any of them answers ──► all copy that one and let go
+//   1. open a session; tell every worker with a requested slice to open a stream
+//   2. all hold ──► the newest step that any of them answers ──► all copy that step and let go
 //   3. tensor by tensor, rank by rank: pieces from the workers' streams to the client
 //
-// Of a direct query (live_reader_direct.cc) workers copy while the client fetches from them, and 3.
-// is to tell it where, and to wait until it has done so.
+// In a direct query (live_reader_direct.cc) the workers copy while the client fetches from them.
+// Step 3 then tells the client where to fetch, and waits until it has done so.
 //
-// Steps 1 and 2 are tried a few times. A thread beside it watches: it ends the reading when the job
-// is deleted, and when the client has read nothing for a while. What lies here of a reading is at
-// most LiveLine::kMaxEvents pieces a worker, beside what gRPC has in its windows. Use once, by one
-// thread.
+// Steps 1 and 2 are tried a few times. A second thread watches: it ends the read when the job is
+// deleted, or when the client has read nothing for a while. At most LiveLine::kMaxEvents pieces per
+// worker are buffered here, in addition to gRPC's windows. Use once, by one thread.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READER_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READER_H_
 
@@ -34,9 +33,9 @@
 namespace tessera::coordinator {
 
 struct LiveTimes {
-  absl::Duration answer = absl::Seconds(10);  // Of a worker, to open its stream and to hold.
-  absl::Duration copy = absl::Minutes(10);    // To copy, and to send a piece of it.
-  absl::Duration client = absl::Seconds(60);  // To read a piece.
+  absl::Duration answer = absl::Seconds(10);  // For a worker to open its stream and to hold.
+  absl::Duration copy = absl::Minutes(10);    // For a worker to copy, and to send a piece.
+  absl::Duration client = absl::Seconds(60);  // For the client to read a piece.
 };
 
 class LiveReader {
@@ -56,8 +55,8 @@ class LiveReader {
  private:
   absl::Status ReadWatched();
   absl::Status CopyWithTries(v1::LiveStateBegin* begin);
-  // Opens the streams, holds and copies, or has the workers begin to. What is open afterwards, and
-  // the turn, are the caller's to close.
+  // Opens the streams, holds and copies, or lets the workers begin to copy. The caller closes the
+  // streams and ends the turn.
   absl::Status Copy(v1::LiveStateBegin* begin);
   absl::StatusOr<int64_t> HoldAll();
   absl::Status CopyAll(v1::LiveStateBegin* begin);
@@ -66,14 +65,14 @@ class LiveReader {
                             const google::protobuf::RepeatedField<int64_t>& update_counts,
                             const google::protobuf::RepeatedPtrField<v1::ParamGroup>& groups,
                             v1::LiveStateBegin* begin);
-  // Of moments in the form LOCAL: whether each unit has one count of updates.
+  // For moments in the form LOCAL: checks that each unit has one count of updates.
   absl::Status CheckOneCountAUnit() const;
   void EndTurn();
   absl::Status OpenLines(const JobView& view);
   absl::StatusOr<v1::LiveEvent> Await(LiveLine* line, v1::LiveEvent::EventCase kind,
                                       absl::Duration timeout);
   static absl::Status OutOfOrder(const LiveLine& line);
-  // An event of this kind of each.
+  // Waits for an event of this kind from each line.
   absl::Status AwaitAll(const std::vector<std::shared_ptr<LiveLine>>& lines,
                         v1::LiveEvent::EventCase kind, absl::Duration timeout);
   absl::Status NextFailure(LiveLine* line, absl::Time deadline);
@@ -81,10 +80,10 @@ class LiveReader {
   absl::Status Serve(v1::LiveStateBegin begin);
   absl::Status ServeSlice(const LiveSlice& slice);
   absl::Status TellBegin(v1::LiveStateBegin begin);
-  // What is told of an entry before its elements.
+  // What the client is told of an entry before its elements.
   v1::LiveTensorInfo InfoOf(size_t entry);
   int64_t UpdateCountOf(const LiveTensor& tensor) const;
-  // Of a direct query: tells what there is and where, then waits until it was fetched.
+  // In a direct query: tells the client what to fetch and where, then waits until it has.
   absl::Status ServeDirect(v1::LiveStateBegin begin);
   absl::Status TellTensors(const std::vector<int>& source_of_line);
   std::vector<std::shared_ptr<LiveLine>> Lines();
@@ -108,10 +107,10 @@ class LiveReader {
   std::string session_;
   std::vector<int> line_of_rank_;       // -1: nothing is asked of it.
   std::vector<int64_t> update_counts_;  // By parameter of the plan.
-  // Of a direct query, by line: where its worker's part is fetched.
+  // In a direct query, by line: where the client fetches the worker's part.
   std::vector<std::vector<std::string>> addresses_;
 
-  std::atomic<bool> ended_{false};  // By the watch.
+  std::atomic<bool> ended_{false};  // Set by the watching thread.
   absl::Mutex mu_;
   std::vector<std::shared_ptr<LiveLine>> lines_ ABSL_GUARDED_BY(mu_);
   absl::Time writing_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();

@@ -1,4 +1,4 @@
-// Readings whose bytes the client fetches from the workers: see live_reader.h.
+// Reads whose bytes the client fetches from the workers: see live_reader.h.
 #include <utility>
 
 #include "base/status_macros.h"
@@ -45,7 +45,7 @@ absl::Status LiveReader::ServeDirect(v1::LiveStateBegin begin) {
     source->set_session(session_);
     for (const std::string& address : addresses_[i]) source->add_addresses(address);
   }
-  reply.mutable_sources();  // Also where all tensors are empty.
+  reply.mutable_sources();  // Sent even if all tensors are empty.
   RETURN_IF_ERROR(Write(reply));
   RETURN_IF_ERROR(TellTensors(source_of_line));
   RETURN_IF_ERROR(AwaitAll(lines, v1::LiveEvent::kReleased, times_.copy));
@@ -54,7 +54,7 @@ absl::Status LiveReader::ServeDirect(v1::LiveStateBegin begin) {
   std::vector<std::shared_ptr<LiveLine>> sources;
   for (size_t i = 0; i < lines.size(); ++i)
     if (has_any[i]) sources.push_back(lines[i]);
-  // As long as the client takes pieces; its workers watch that.
+  // As long as the client takes pieces: the workers watch whether it does.
   return AwaitAll(sources, v1::LiveEvent::kSent, absl::InfiniteDuration());
 }
 
@@ -62,8 +62,8 @@ absl::Status LiveReader::AwaitAll(const std::vector<std::shared_ptr<LiveLine>>& 
                                   v1::LiveEvent::EventCase kind, absl::Duration timeout) {
   const absl::Time deadline = SteadyNow() + timeout;
   for (size_t i = 0; i < lines.size(); ++i) {
-    // A worker that fails ends it for all, also for one that waits for the client, which waits for
-    // that worker.
+    // The failure of any worker ends the wait. Otherwise this wait may be for the client, while the
+    // client waits for the failed worker.
     LiveLine* failed = nullptr;
     const auto event = lines[i]->Next(deadline, [&] {
       for (size_t other = i + 1; other < lines.size(); ++other)

@@ -13,13 +13,13 @@ namespace {
 
 constexpr size_t kMaxPieceBytes = 1 << 20;
 
-// Runs the worker's commands one after the other: each has one answer, a copy's has pieces after
-// it.
+// Runs the worker's commands one at a time. Each has one answer; pieces follow the answer to a
+// copy.
 void ServeLine(LiveLine* line, grpc::ServerContext* context, LiveRelayService::Stream* stream) {
   const auto cancelled = [context] { return context->IsCancelled(); };
   v1::LiveEvent event;
   while (std::optional<v1::LiveCommand> command = line->AwaitCommand(cancelled)) {
-    // Of these more follows.
+    // More events follow the answer to these.
     const bool is_copy = command->has_copy() || command->has_read() || command->has_serve();
     if (!stream->Write(*command)) return;
     do {

@@ -1,5 +1,5 @@
-// The coordinator's part in reading a job's state, over real gRPC; the test is both workers and the
-// client.
+// The coordinator's part in reading a job's state, over real gRPC. The test plays both workers and
+// the client.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_SERVICE_FIXTURE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_SERVICE_FIXTURE_H_
 
@@ -61,7 +61,7 @@ class Relay {
     for (int i = 0; i < num_parameters; ++i) event.mutable_copied()->add_update_counts(7);
     EXPECT_TRUE(stream_->Write(event));
   }
-  // Of a direct reading.
+  // In a direct read.
   void Serving(int64_t step, const std::vector<std::string>& addresses) {
     EXPECT_EQ(Read().serve().step(), step);
     v1::LiveEvent event;
@@ -119,7 +119,7 @@ struct Got {
 
 class LiveServiceTest : public ::testing::Test {
  protected:
-  // A job "gpt" of one parameter, half of which each of the workers "a" and "b" has.
+  // A job "gpt" with one parameter; each of the workers "a" and "b" has half of it.
   void Start(int64_t numel, absl::Duration client_timeout = absl::Minutes(1)) {
     CoordinatorServer::Options options;
     options.listen_address = "127.0.0.1:0";
@@ -171,7 +171,7 @@ class LiveServiceTest : public ::testing::Test {
     query.set_job_id("gpt");
     return query;
   }
-  // Reads all, on a thread of its own.
+  // Reads everything, on its own thread.
   std::future<Got> Get(const v1::LiveStateQuery& query = Query()) {
     return std::async(std::launch::async, [this, query] {
       grpc::ClientContext context;
@@ -192,7 +192,7 @@ class LiveServiceTest : public ::testing::Test {
   std::unique_ptr<Relay> RelayOf(TestWorker* worker) {
     return std::make_unique<Relay>(channel_, worker, worker == a_.get() ? "a" : "b");
   }
-  // Both workers up to where pieces follow.
+  // Brings both workers to where they send pieces.
   void OpenBoth() {
     ra_ = RelayOf(a_.get());
     rb_ = RelayOf(b_.get());

@@ -1,4 +1,4 @@
-// Readings whose pieces come through the coordinator.
+// Reads whose pieces come through the coordinator.
 #include <thread>
 
 #include "coordinator/service/live/live_service_fixture.h"
@@ -52,7 +52,7 @@ TEST_F(LiveServiceTest, PartOfARankIsAskedForAndSaidToBeOneAndGroupsComeWithMome
     event.mutable_copied()->add_groups()->set_learning_rate(0.25);
     relay->Send(event);
   }
-  // Of each tensor the last three of six elements, which are the other worker's.
+  // The last three of six elements of each tensor, which the other worker has.
   const size_t num_tensors = 3;
   for (size_t tensor = 0; tensor < num_tensors; ++tensor)
     EXPECT_TRUE(rb_->Piece(0, "111122223333"));
@@ -73,12 +73,12 @@ TEST_F(LiveServiceTest, WorkerThatKnowsNoPartsIsAnErrorAndNotTheWholeTensors) {
   Start(6);
   v1::LiveStateQuery query = Query();
   query.set_form(v1::LIVE_STATE_FORM_LOCAL);
-  query.set_rank(1);  // Rank 0's worker says which step there is.
+  query.set_rank(1);  // Rank 0's worker reports the step.
   auto get = Get(query);
   ra_ = RelayOf(a_.get());
   rb_ = RelayOf(b_.get());
   rb_->Held(5);
-  ra_->Held(5);  // Is listened to first, and ends it.
+  ra_->Held(5);  // It is heard first, and ends the read.
   EXPECT_THAT(get.get().status,
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("worker 'a' is too old")));
 }
@@ -87,8 +87,8 @@ TEST_F(LiveServiceTest, PartThatThereIsNotIsRefusedBeforeAnyWorkerIsAsked) {
   Start(6);
   v1::LiveStateQuery query = Query();
   query.set_rank(1);
-  EXPECT_THAT(Get(query).get().status,
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("SHARDED and LOCAL alone")));
+  EXPECT_THAT(Get(query).get().status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                                HasSubstr("only in the forms SHARDED and LOCAL")));
   query.set_form(v1::LIVE_STATE_FORM_SHARDED);
   for (const int rank : {-1, 2}) {
     query.set_rank(rank);
@@ -199,8 +199,9 @@ TEST_F(LiveServiceTest, WorkerThatEndsOrSendsOtherThingsWhileItServesIsNamed) {
     get = Get();
     OpenBoth();
     EXPECT_TRUE(ra_->Piece(offset, data));
-    EXPECT_THAT(get.get().status, StatusIs(absl::StatusCode::kUnavailable,
-                                           HasSubstr("worker 'a' sent what it was not asked for")));
+    EXPECT_THAT(get.get().status,
+                StatusIs(absl::StatusCode::kUnavailable,
+                         HasSubstr("worker 'a' sent data that was not requested")));
   }
 }
 
@@ -212,7 +213,7 @@ TEST_P(HangingClientTest, IsCutOffAndTheWorkersStreamsEndAlsoWhereTheJobIsDelete
   const auto stub = v1::LiveState::NewStub(NewChannel());
   const auto reader = stub->GetLiveState(&context, Query());
   OpenBoth();
-  // Far more than all windows on the way have room for.
+  // Far more than all buffers on the way can hold.
   const std::string piece(256 << 10, 'x');
   int64_t offset_elements = 0;
   while (offset_elements < int64_t{1} << 25 && ra_->Piece(offset_elements, piece)) {
@@ -223,10 +224,10 @@ TEST_P(HangingClientTest, IsCutOffAndTheWorkersStreamsEndAlsoWhereTheJobIsDelete
   ra_->AwaitEnd();
   rb_->AwaitEnd();
   v1::LiveStateReply reply;
-  while (reader->Read(&reply)) {  // What was on the way.
+  while (reader->Read(&reply)) {  // What was already sent.
   }
   const grpc::StatusCode code = reader->Finish().error_code();
-  // A write that waits for a client cannot end in anything else.
+  // A write that waits for its client can end in no other way.
   EXPECT_TRUE(code == grpc::StatusCode::CANCELLED ||
               (GetParam() && code == grpc::StatusCode::ABORTED))
       << code;

@@ -63,8 +63,8 @@ v1::PutCommand StageCommand(const PutPlan& plan, uint64_t put) {
   return command;
 }
 
-// What of a worker ends a put before anybody was offered it. What it finds wrong with a piece, or
-// is too slow for, is not the client's doing.
+// Converts a worker's error that ends a put before the offer. A piece that the worker finds wrong,
+// or is too slow for, is not the client's fault.
 absl::Status Unset(const absl::Status& of_worker) {
   const bool is_its_own = absl::IsDeadlineExceeded(of_worker) || absl::IsInvalidArgument(of_worker);
   return absl::Status(is_its_own ? absl::StatusCode::kUnavailable : of_worker.code(),
@@ -90,7 +90,7 @@ absl::StatusOr<v1::PutReply> LiveWriter::Write(const v1::PutBegin& begin) {
   {
     absl::MutexLock lock(&mu_);
     done_ = true;
-    // The workers may have heard of a deletion first.
+    // The workers may have heard of a deletion before the watching thread.
     if (reason_.ok()) reason_ = Deletion();
     if (!reply.ok() && !reason_.ok()) reply = reason_;
   }
@@ -104,8 +104,8 @@ absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_creation) const {
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
   if (wanted_creation != 0 && view.creation.value() != wanted_creation) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        what, " is of creation ", view.creation.value(), ", not of ", wanted_creation));
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " has generation ", view.creation.value(), ", not ", wanted_creation));
   }
   RETURN_IF_ERROR(CheckNotOver(job_, view.status));
   if (!view.status.bound) {
@@ -133,7 +133,7 @@ absl::Status LiveWriter::OpenLines() {
   const std::vector<RankPlacement>& placements = view.status.placements;
   for (size_t rank = 0; rank < placements.size(); ++rank) {
     const std::string& worker = placements[rank].worker.value();
-    // The ranks of a worker follow each other.
+    // The ranks of a worker are consecutive.
     if (workers_.empty() || workers_.back().line->worker() != worker) {
       const int first = static_cast<int>(rank);
       workers_.push_back({std::make_shared<PutLine>(worker), first, first});
@@ -187,7 +187,7 @@ absl::Status LiveWriter::ReadRequest(v1::PutRequest* request) {
   reading_since_ = absl::InfiniteFuture();
   if (read) return absl::OkStatus();
   if (client_.cancelled()) return absl::CancelledError("the client is gone; nothing was changed");
-  return absl::InvalidArgumentError("the client ended the put before its end; nothing was changed");
+  return absl::InvalidArgumentError("the client ended the put too early; nothing was changed");
 }
 
 absl::Status LiveWriter::TakeAll() {
@@ -230,7 +230,7 @@ absl::Status LiveWriter::TakeTensor(size_t index) {
     done += count;
   }
   if (tensor.same_as < 0 || hashes_[index] == hashes_[tensor.same_as]) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("it is one parameter with '",
+  return absl::InvalidArgumentError(absl::StrCat("it is tied to '",
                                                  plan_.tensors[tensor.same_as].name,
                                                  "', and has other values; nothing was changed"));
 }

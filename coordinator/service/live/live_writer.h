@@ -1,14 +1,13 @@
 // Sets values of a job for one client.
 //
-//   1. what the client will send is checked as a whole; a session; every worker of the job is told
-//      to open a stream, and says that it has room
-//   2. the client's pieces are cut along the ranks' slices and sent to the workers that hold them
-//   3. all workers have all of it ──► all are offered it ──► what became of it: put_verdict.h
+//   1. check what the client will send as a whole; open a session; every worker of the job is told
+//      to open a stream, and answers that it has room
+//   2. cut the client's pieces along the ranks' slices; send them to the workers that hold these
+//   3. all workers have everything ──► offer it to all ──► the outcome: put_verdict.h
 //
-// A thread beside it watches: it ends the put when the job is deleted, and when the client has sent
-// nothing for a while. What lies here of a put is one piece of the client's and at most
-// PutLine::kMaxCommands pieces a worker, beside what gRPC has in its windows. Use once, by one
-// thread.
+// A second thread watches: it ends the put when the job is deleted, or when the client has sent
+// nothing for a while. At most one piece of the client, and PutLine::kMaxCommands pieces per
+// worker, are buffered here, in addition to gRPC's windows. Use once, by one thread.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_WRITER_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_WRITER_H_
 
@@ -34,10 +33,10 @@
 namespace tessera::coordinator {
 
 struct PutTimes {
-  absl::Duration answer = absl::Seconds(10);  // Of a worker, to open its stream and make room.
-  absl::Duration worker = absl::Minutes(1);   // Of a worker, to take a piece; to have them all.
-  absl::Duration client = absl::Minutes(1);   // To send a piece.
-  absl::Duration step = absl::Minutes(10);    // For the trainers to take a step, if not told.
+  absl::Duration answer = absl::Seconds(10);  // For a worker to open its stream and make room.
+  absl::Duration worker = absl::Minutes(1);   // For a worker to take a piece, and to have all.
+  absl::Duration client = absl::Minutes(1);   // For the client to send a piece.
+  absl::Duration step = absl::Minutes(10);    // For the trainers to take a step, by default.
 };
 
 class LiveWriter {
@@ -60,7 +59,7 @@ class LiveWriter {
     std::shared_ptr<PutLine> line;
     int first_rank = 0, end_rank = 0;
     WorkerPut state = WorkerPut::kPending;
-    absl::Status why;  // Where it is out or lost.
+    absl::Status why;  // Why it is kOut or kLost.
   };
   absl::StatusOr<v1::PutReply> WriteWatched();
   absl::StatusOr<JobView> WritableJob(int64_t wanted_creation) const;
@@ -72,12 +71,12 @@ class LiveWriter {
   absl::Status TakeTensor(size_t index);
   absl::Status Forward(const PutPlan::Tensor& tensor, const v1::LivePiece& piece);
   absl::StatusOr<v1::PutReply> Offer();
-  // Waits a little for what the worker says next.
+  // Waits briefly for the worker's next event.
   void Hear(Worker* worker);
   absl::StatusOr<v1::PutReply> Conclude(PutVerdict verdict, const absl::Status& given_up);
-  // Why it is not wanted any more; OK: it is.
+  // Why the put should be withdrawn; OK: it should not.
   absl::Status GivenUp(absl::Time deadline);
-  absl::Status Deletion() const;  // Or the job's end. OK: there is none.
+  absl::Status Deletion() const;  // Why the job is deleted or over; OK: it is neither.
   void CloseLines();
   void Watch();
   void End(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -91,8 +90,7 @@ class LiveWriter {
   Creation creation_;
   absl::Duration collective_timeout_, step_timeout_;
   PutPlan plan_;
-  std::vector<uint64_t>
-      hashes_;  // By tensor: of the elements of those that others are the same as.
+  std::vector<uint64_t> hashes_;  // By tensor, for tied tensors: of the elements.
   std::string session_;
   std::vector<Worker> workers_;
   v1::PutReply reply_;

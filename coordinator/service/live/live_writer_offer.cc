@@ -1,4 +1,4 @@
-// LiveWriter: what becomes of a put that all workers have.
+// LiveWriter: the outcome of a put that all workers have.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace tessera::coordinator {
 namespace {
 
-// How long one worker is listened to before the next one is.
+// How long to listen to one worker before the next one.
 constexpr absl::Duration kListen = absl::Milliseconds(20);
 
 }  // namespace
@@ -51,10 +51,10 @@ absl::StatusOr<v1::PutReply> LiveWriter::Offer() {
   withdraw.mutable_withdraw();
   for (Worker& worker : workers_) {
     worker.why = worker.line->Send(offer, SteadyNow() + times_.worker, [] { return false; });
-    if (!worker.why.ok()) worker.state = WorkerPut::kOut;  // It will never hear of it.
+    if (!worker.why.ok()) worker.state = WorkerPut::kOut;  // It never receives the offer.
   }
   const absl::Time step_deadline = SteadyNow() + step_timeout_;
-  // Once nobody wants it, or one worker has it: ranks that vote end that within their timeout.
+  // Counts from the first report or the withdrawal: ranks end a vote within their timeout.
   absl::Time deadline = absl::InfiniteFuture();
   const absl::Duration patience = 2 * collective_timeout_ + times_.worker;
   absl::Status given_up;

@@ -12,7 +12,7 @@
 namespace tessera::coordinator {
 namespace {
 
-// How often a wait looks whether it was cancelled.
+// How often a wait checks for its cancellation.
 constexpr absl::Duration kPoll = absl::Milliseconds(100);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Clients that map jobs' states, and the streams of workers that give to them while they do.
+// Clients that map jobs' states, and the workers' streams that serve them during that time.
 //
 //   client's call   Expect ─► MapLine ◄─ Find, Attach   worker's stream: offer
 //                   AwaitOffered ◄───────────── Answer   offered, or why not
@@ -35,8 +35,9 @@ class MapLine {
   const std::string& worker() const { return worker_; }
 
   // --- The client's side. Errors name the worker. ---
-  // The path of its descriptor socket. Errors: DeadlineExceeded; Cancelled  `cancelled` became
-  // true; Unavailable  the stream ended; what the worker said.
+  // The path of its descriptor socket.
+  // Errors: Cancelled    `cancelled` became true, or Close() was called
+  //         Unavailable  no answer by `deadline`, or the stream ended; what the worker said
   absl::StatusOr<std::string> AwaitOffered(absl::Time deadline,
                                            absl::FunctionRef<bool()> cancelled);
   bool has_ended();  // The stream.
@@ -44,8 +45,8 @@ class MapLine {
 
   // --- The stream's side ---
   const v1::LiveMapOffer& offer() const { return offer_; }
-  // `on_close` ends the stream from another thread; not called once Detach() was. False: closed, or
-  // another stream is there.
+  // `on_close` ends the stream from another thread; it is not called after Detach(). Returns false
+  // if the line is closed or has a stream already.
   bool Attach(std::function<void()> on_close);
   void Answer(v1::LiveMapEvent event);
   void Detach();  // The stream is ending.
@@ -63,20 +64,20 @@ class MapLine {
 
 class MapHub {
  public:
-  // Each has a stream of every worker of the job, of which one serves 64 for all jobs.
+  // Each one has a stream of every worker of the job. A worker serves 64 of them for all jobs.
   static constexpr int kMaxMapsOfAJob = 8;
 
-  // Waits where there are kMaxMapsOfAJob of it: one may be at its end.
-  // Errors: ResourceExhausted  there still are; Cancelled  `cancelled` became true.
+  // Waits while the job has kMaxMapsOfAJob of them, because one may be about to end.
+  // Errors: ResourceExhausted  it still has at `deadline`; Cancelled  `cancelled` became true.
   absl::Status Enter(const JobId& job, absl::Time deadline, absl::FunctionRef<bool()> cancelled);
   void Leave(const JobId& job);
-  int num_waiting();  // In Enter, of all jobs.
+  int num_waiting();  // Calls that wait in Enter, for all jobs.
 
-  static std::string NewSession();  // Which nobody can guess.
-  // From now on the worker's stream of this session is let in, until Forget.
+  static std::string NewSession();  // Cannot be guessed.
+  // Accepts the worker's stream of this session, until Forget.
   void Expect(const std::string& session, std::shared_ptr<MapLine> line);
   void Forget(const std::string& session, const std::string& worker);
-  // Null: nobody waits for it.
+  // Null: no client expects it.
   std::shared_ptr<MapLine> Find(const std::string& session, const std::string& worker);
 
  private:

@@ -66,10 +66,10 @@ class MapCall {
   }
 
  private:
-  // The status comes to the client once it has ended its side, which it is asked for. Where it does
-  // not, or reads nothing, it is cut off.
+  // The status reaches the client once the client has ended its side, as `last` asks it to. A
+  // client that does not end it, or reads nothing, is disconnected.
   void TellEnd(const absl::Status& why, SteadyNotification* client_ended) {
-    CloseLines();  // What they give does not wait for it.
+    CloseLines();  // First, so that what the workers give does not wait for the client.
     v1::LiveMapReply last;
     last.mutable_ended()->set_code(why.raw_code());
     last.mutable_ended()->set_message(PrintableUtf8(why.message()));
@@ -99,11 +99,12 @@ class MapCall {
     }
     ASSIGN_OR_RETURN(const JobView view, MappableJob());
     if (IsSameMemory(view.status.placements, placements_)) return absl::OkStatus();
-    return absl::UnavailableError(absl::StrCat("job '", job_.value(), "' has begun anew"));
+    return absl::UnavailableError(absl::StrCat("job '", job_.value(), "' has begun again"));
   }
 
-  // The job as it was planned for, which has values. Errors: Aborted  it was deleted meanwhile;
-  // FailedPrecondition  it is over, or has none.
+  // The job that was planned for, which has values.
+  // Errors: Aborted             it was deleted meanwhile
+  //         FailedPrecondition  it is over, or has no values yet
   absl::StatusOr<JobView> MappableJob() const {
     absl::StatusOr<JobView> view = host_->GetJob(job_);
     const std::string what = absl::StrCat("job '", job_.value(), "'");
@@ -126,7 +127,7 @@ class MapCall {
           is_asked[slice.rank] = true;
           return absl::OkStatus();
         }));
-    // Somebody must say which step there is.
+    // At least one worker has to report the step.
     if (std::find(is_asked.begin(), is_asked.end(), true) == is_asked.end()) is_asked[0] = true;
     v1::LiveMapOffer offer;
     offer.mutable_parameters()->Add(plan_.parameters.begin(), plan_.parameters.end());
@@ -184,7 +185,7 @@ class MapCall {
   JobId job_;
   Creation creation_;
   LivePlan plan_;
-  std::vector<RankPlacement> placements_;  // Where its values are.
+  std::vector<RankPlacement> placements_;  // Where the job's values are.
   std::string session_;
   std::vector<std::shared_ptr<MapLine>> lines_;
   std::vector<int> line_of_rank_;  // -1: nothing is asked of it.

@@ -1,5 +1,5 @@
-// The gRPC services by which clients map live state (proto/live_map.proto): what they may map, and
-// for how long, is the coordinator's to say; descriptors come from the workers. Thread-safe.
+// The gRPC services by which clients map live state (proto/live_map.proto). The coordinator decides
+// what a client may map and for how long; the workers give the descriptors. Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_MAP_SERVICE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_MAP_SERVICE_H_
 

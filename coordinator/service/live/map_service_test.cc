@@ -1,5 +1,5 @@
-// The coordinator's part in mapping a job's state, over real gRPC; the test is both workers and the
-// client.
+// The coordinator's part in mapping a job's state, over real gRPC. The test plays both workers and
+// the client.
 #include <future>
 #include <memory>
 #include <string>
@@ -67,7 +67,7 @@ class MapStream {
 
 class MapServiceTest : public LiveServiceTest {
  protected:
-  // A client's call; reads up to `ready` on a thread of its own.
+  // A client's call; reads up to `ready` on its own thread.
   struct Call {
     grpc::ClientContext context;
     std::unique_ptr<v1::LiveMap::Stub> stub;
@@ -110,7 +110,7 @@ class MapServiceTest : public LiveServiceTest {
     EXPECT_OK(FromGrpcStatus(v1::Jobs::NewStub(channel_)->GetJob(&context, request, &job)));
     return job.committed_step();
   }
-  // Both workers up to where the client may map.
+  // Brings both workers to where the client may map.
   std::unique_ptr<Call> MapBoth() {
     auto call = Map();
     const std::string session = SessionOf(a_.get());
@@ -202,7 +202,7 @@ TEST_P(MapServiceMemoryTest, WhereAPartIsGoneNobodyMapsTheRestAnyMore) {
   Start(100);
   v1::LiveStateQuery query = Query();
   query.set_buffers(true);
-  query.add_include("root.mask");  // Which is rank 0's alone.
+  query.add_include("root.mask");  // Only rank 0 has it.
   const auto call = Map(query);
   sa_ = std::make_unique<MapStream>(channel_, "a", SessionOf(a_.get()));
   sa_->Offer();
@@ -215,10 +215,10 @@ TEST_P(MapServiceMemoryTest, WhereAPartIsGoneNobodyMapsTheRestAnyMore) {
     while (CommittedStep() != 1) absl::SleepFor(absl::Milliseconds(1));
   }
   (void)b_->Disconnect();
-  TestWorker b(channel_, "b", 2);  // A life that has nothing; let in once the other one is away.
+  TestWorker b(channel_, "b", 2);  // A life without shards, admitted once the other one is away.
   while (!b.Register(1).ok()) absl::SleepFor(absl::Milliseconds(1));
   b.Connect();
-  // Where no step was taken the job begins anew, under the same creation.
+  // If no step was taken, the job begins again with the same generation.
   EXPECT_THAT(call->Finish(), StatusIs(absl::StatusCode::kFailedPrecondition,
                                        HasSubstr(has_stepped ? "is lost" : "has not begun")));
   (void)sa_->Finish();

@@ -1,5 +1,5 @@
-// A client that waits until it may map, against a job that is deleted meanwhile: over real gRPC,
-// with a coordinator whose only worker is the test.
+// A client that waits until it may map, and a job that is deleted meanwhile, over real gRPC. The
+// test is the coordinator's only worker.
 #include <future>
 #include <memory>
 #include <optional>
@@ -114,7 +114,7 @@ TEST_F(MapTurnTest, JobThatIsMadeAnewMeanwhileIsAnotherOneAlsoWhereItHasNoRanksY
     continue;
   ASSERT_EQ(hub_.num_waiting(), 1) << mapped.get();
   ASSERT_OK(host_->DeleteJob({"d1", job_}));
-  ASSERT_NO_FATAL_FAILURE(CreateJob("r2", 2));  // For which there are too few devices.
+  ASSERT_NO_FATAL_FAILURE(CreateJob("r2", 2));  // There are too few devices for it.
   ASSERT_OK_AND_ASSIGN(const JobView anew, host_->GetJob(job_));
   ASSERT_TRUE(anew.status.placements.empty());
   hub_.Leave(job_);

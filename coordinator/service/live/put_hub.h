@@ -1,5 +1,4 @@
-// All puts that are under way: whose streams are awaited, and that there is one of a job at a time.
-// Thread-safe.
+// All puts in progress: which streams are expected. A job has one put at a time. Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_PUT_HUB_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_PUT_HUB_H_
 
@@ -19,14 +18,14 @@ namespace tessera::coordinator {
 
 class PutHub {
  public:
-  // Errors: ResourceExhausted  there is one of the job already.
+  // Errors: ResourceExhausted  the job has one already.
   absl::Status Enter(const JobId& job);
   void Leave(const JobId& job);
 
-  // From now on the worker's stream of this session is let in, until Forget.
+  // Accepts the worker's stream of this session, until Forget.
   void Expect(const std::string& session, std::shared_ptr<PutLine> line);
   void Forget(const std::string& session, const std::string& worker);
-  // Null: nobody waits for it.
+  // Null: no put expects it.
   std::shared_ptr<PutLine> Find(const std::string& session, const std::string& worker);
 
  private:

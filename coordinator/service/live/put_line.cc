@@ -9,9 +9,9 @@
 namespace tessera::coordinator {
 namespace {
 
-// How often a wait looks whether it was cancelled.
+// How often a wait checks for its cancellation.
 constexpr absl::Duration kPoll = absl::Milliseconds(100);
-// More than there is to say.
+// More than a worker has to report.
 constexpr size_t kMaxEvents = 16;
 
 }  // namespace
@@ -34,7 +34,7 @@ absl::Status PutLine::Send(v1::PutCommand command, absl::Time deadline,
     if (cancelled()) return absl::CancelledError("the client is gone");
     const absl::Time now = SteadyNow();
     if (now >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("worker '", worker_, "' takes nothing"));
+      return absl::DeadlineExceededError(absl::StrCat("worker '", worker_, "' accepts no data"));
     }
     AwaitWithDeadline(&mu_, absl::Condition(&ready), std::min(deadline, now + kPoll));
   }

@@ -1,11 +1,11 @@
-// One worker's stream of a put, between the thread that serves the client and those that serve the
-// worker's stream.
+// One worker's stream of a put, between the thread that serves the client and the threads that
+// serve the worker's stream.
 //
 //   client's   Send(command) ──[c c]──► Pop()        stream's writer
 //   thread     Next()        ◄─────────  Push(event)  stream's reader
 //
-// Send waits while the queue is full, so a worker that is slow makes the client wait, and at most
-// kMaxCommands pieces of a worker lie here. Thread-safe.
+// Send waits while the queue is full, so a slow worker makes the client wait, and at most
+// kMaxCommands pieces per worker are buffered. Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_PUT_LINE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_PUT_LINE_H_
 
@@ -32,29 +32,29 @@ class PutLine {
 
   const std::string& worker() const { return worker_; }
 
-  // --- The client's side. Errors name the worker. Of both: ---
+  // --- The client's side. Errors of both name the worker: ---
   // Errors: DeadlineExceeded; Cancelled  `cancelled` became true, or Close() was called;
   //         Unavailable  the stream ended; what the worker said.
-  // Its stream need not be there yet.
+  // The stream may attach later.
   absl::Status Send(v1::PutCommand command, absl::Time deadline,
                     absl::FunctionRef<bool()> cancelled);
-  // Waits for the next event, which is no failure: that becomes the status.
+  // Waits for the next event. A failure event becomes the status.
   absl::StatusOr<v1::PutEvent> Next(absl::Time deadline, absl::FunctionRef<bool()> cancelled);
-  // The worker itself said that it failed: none of its ranks will take the put.
+  // Whether the worker reported a failure: then none of its ranks will take the put.
   bool has_failed() const;
   // Ends the stream.
   void Close();
 
   // --- The stream's side ---
-  // `on_close` ends the stream from another thread; not called once Detach() was. False: closed, or
-  // another stream is there.
+  // `on_close` ends the stream from another thread; it is not called after Detach(). Returns false
+  // if the line is closed or has a stream already.
   bool Attach(std::function<void()> on_close);
-  std::optional<v1::PutCommand> Pop();  // Waits. Nothing: closed, or the stream is ending.
+  std::optional<v1::PutCommand> Pop();  // Waits. Nullopt: closed, or the stream is ending.
   bool Push(v1::PutEvent event);        // False: closed.
   void Detach();                        // The stream is ending.
 
  private:
-  // Nothing: there is nothing wrong.
+  // OK: nothing is wrong.
   absl::Status TroubleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string worker_;

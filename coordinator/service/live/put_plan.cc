@@ -29,11 +29,11 @@ absl::StatusOr<LiveArray> DecodeArray(v1::LiveStateArray array) {
       return LiveArray::kSecondMoment;
     default:
       return absl::InvalidArgumentError(
-          absl::StrCat("array ", static_cast<int>(array), " of the state: there is none"));
+          absl::StrCat("the state has no array ", static_cast<int>(array)));
   }
 }
 
-// By name, aliases too: the number of the parameter.
+// The numbers of parameters by name, also by alias.
 std::map<std::string, int> NumbersByName(const ModelLayout& layout) {
   std::map<std::string, int> numbers;
   int number = 0;
@@ -68,7 +68,7 @@ absl::Status CheckShape(const std::vector<int64_t>& own, const v1::PutTensor& fr
   const std::vector<int64_t> given(from.shape().begin(), from.shape().end());
   if (given == own) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("its shape is ", ShapeText(own), ", the put gives ", ShapeText(given)));
+      absl::StrCat("its shape is ", ShapeText(own), ", but the put has ", ShapeText(given)));
 }
 
 absl::StatusOr<PutPlan::Tensor> PlanBuffer(const ModelLayout& layout,
@@ -79,8 +79,8 @@ absl::StatusOr<PutPlan::Tensor> PlanBuffer(const ModelLayout& layout,
   const BufferSpec& buffer = layout.buffers[number->second];
   RETURN_IF_ERROR(CheckShape(buffer.shape, from));
   if (Name(buffer.dtype) != from.stored_dtype()) {
-    return absl::InvalidArgumentError(absl::StrCat("it is in ", Name(buffer.dtype),
-                                                   ", the put gives '", from.stored_dtype(), "'"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "its dtype is ", Name(buffer.dtype), ", but the put has '", from.stored_dtype(), "'"));
   }
   RETURN_IF_ERROR(CheckCount(from, LiveArray::kBuffer));
   PutPlan::Tensor tensor;
@@ -116,14 +116,14 @@ absl::StatusOr<PutPlan::Tensor> PlanTensor(const JobSpec& spec, const ModelLayou
   return tensor;
 }
 
-// Which tensors set the same, and that none is there twice.
+// Finds tensors that set the same parameter, and rejects a tensor that is there twice.
 absl::Status FindShared(PutPlan* plan) {
   std::map<std::pair<int, LiveArray>, int> first;
   std::set<std::pair<std::string, LiveArray>> seen;
   for (size_t t = 0; t < plan->tensors.size(); ++t) {
     PutPlan::Tensor& tensor = plan->tensors[t];
     if (!seen.emplace(tensor.name, tensor.tensor.array).second)
-      return absl::InvalidArgumentError(absl::StrCat("tensor '", tensor.name, "' is there twice"));
+      return absl::InvalidArgumentError(absl::StrCat("tensor '", tensor.name, "' occurs twice"));
     const auto [it, is_new] = first.emplace(
         std::pair(tensor.tensor.job_parameter, tensor.tensor.array), static_cast<int>(t));
     if (is_new) {
@@ -134,7 +134,7 @@ absl::Status FindShared(PutPlan* plan) {
     if (other.dtype != tensor.dtype || other.update_count != tensor.update_count) {
       return absl::InvalidArgumentError(
           absl::StrCat("'", other.name, "' and '", tensor.name,
-                       "' are one parameter, and are given in two dtypes or counts of updates"));
+                       "' are one parameter, but have two dtypes or counts of updates"));
     }
     tensor.same_as = it->second;
     other.is_shared = true;
@@ -142,7 +142,7 @@ absl::Status FindShared(PutPlan* plan) {
   return absl::OkStatus();
 }
 
-// Moments of a parameter come together, with one count.
+// The moments of a parameter come together, with one count of updates.
 absl::Status CheckMoments(const JobSpec& spec, const PutPlan& plan) {
   std::map<int, std::vector<const PutPlan::Tensor*>> moments;
   for (const PutPlan::Tensor& tensor : plan.tensors) {
@@ -156,7 +156,7 @@ absl::Status CheckMoments(const JobSpec& spec, const PutPlan& plan) {
     const std::string& name = tensors[0]->name;
     if (tensors.size() != wanted) {
       return absl::InvalidArgumentError(
-          absl::StrCat("parameter '", name, "': one of its two moments is given"));
+          absl::StrCat("parameter '", name, "': one of its two moments is missing"));
     }
     if (tensors[0]->update_count != tensors.back()->update_count) {
       return absl::InvalidArgumentError(absl::StrCat(

@@ -1,4 +1,4 @@
-// What a client sets in a job: which tensors, in which order their elements come. Pure;
+// What a client sets in a job: which tensors, and in which order their elements arrive. Pure;
 // thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_PUT_PLAN_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_PUT_PLAN_H_
@@ -17,24 +17,24 @@ namespace tessera::coordinator {
 
 struct PutPlan {
   struct Tensor {
-    std::string name;  // As the client has it.
+    std::string name;  // As the client names it.
     LiveTensor tensor;
-    DType dtype = DType::kFp32;  // In which its elements come; of a buffer they are in its own.
+    DType dtype = DType::kFp32;  // Of the elements that arrive. A buffer's have its own dtype.
     int64_t element_bytes = 0;
     int64_t update_count = 0;  // Of a moment.
     int64_t numel = 0;
-    int same_as = -1;  // Weights that are tied: the one before it that sets the same; -1: none.
-    bool is_shared = false;  // A later one is the same as this one.
+    int same_as = -1;  // Tied weights: the earlier tensor that sets the same parameter; -1: none.
+    bool is_shared = false;  // A later tensor is the same as this one.
   };
   ModelLayout layout;
-  std::vector<Tensor> tensors;  // In the order in which they come.
-  int64_t num_tensors = 0;      // But those that are the same as others.
-  int64_t size_bytes = 0;       // Of all that comes.
+  std::vector<Tensor> tensors;  // In the order in which they arrive.
+  int64_t num_tensors = 0;      // Without those that are the same as others.
+  int64_t size_bytes = 0;       // Of all elements that arrive.
 };
 
 // Errors: NotFound         the job has no such parameter or buffer (names it)
-//         InvalidArgument  what of a tensor does not fit (names it, what is expected and given); a
-//                          tensor twice; moments that are not all there
+//         InvalidArgument  a tensor does not fit (names it, and what is expected and given); a
+//                          tensor twice; one of two moments is missing
 absl::StatusOr<PutPlan> PlanPut(const JobSpec& spec, const v1::PutBegin& begin);
 
 }  // namespace tessera::coordinator

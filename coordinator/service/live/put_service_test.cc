@@ -1,4 +1,4 @@
-// The coordinator's part in setting a job's values, over real gRPC; the test is both workers and
+// The coordinator's part in setting a job's values, over real gRPC. The test plays both workers and
 // the client.
 #include <functional>
 #include <future>
@@ -44,7 +44,7 @@ class Relay {
     EXPECT_TRUE(stream_->Read(&command));
     return command;
   }
-  // The slots that it is to make room for.
+  // The slots that the worker makes room for.
   v1::PutStage Ready() {
     const v1::PutCommand command = Read();
     EXPECT_TRUE(command.has_stage());
@@ -53,7 +53,7 @@ class Relay {
     EXPECT_TRUE(stream_->Write(event));
     return command.stage();
   }
-  // Takes what comes until the offer: offsets and elements.
+  // Takes what arrives before the offer: offsets and elements.
   std::vector<std::pair<int64_t, std::string>> TakeUntilOffer() {
     std::vector<std::pair<int64_t, std::string>> pieces;
     v1::PutEvent staged;
@@ -105,7 +105,7 @@ class PutServiceTest : public ::testing::Test {
  protected:
   static constexpr int64_t kNumel = 10;
 
-  // A job "gpt" of one parameter, half of which each of the workers "a" and "b" has.
+  // A job "gpt" with one parameter; each of the workers "a" and "b" has half of it.
   void Start(absl::Duration client_timeout = absl::Minutes(1)) {
     CoordinatorServer::Options options;
     options.listen_address = "127.0.0.1:0";
@@ -145,7 +145,7 @@ class PutServiceTest : public ::testing::Test {
     return *OpenChannel({"127.0.0.1:" + std::to_string(server_->port())}, args);
   }
 
-  // A client that sends all of it and waits; or less.
+  // A client that sends everything and waits, or sends less.
   std::future<absl::Status> Put(bool whole = true, int64_t wait_ms = 60'000) {
     return std::async(std::launch::async, [=]() -> absl::Status {
       const auto stub = v1::LivePut::NewStub(NewChannel());
@@ -180,7 +180,7 @@ class PutServiceTest : public ::testing::Test {
     ra_ = std::make_unique<Relay>(channel_, a_.get(), "a");
     rb_ = std::make_unique<Relay>(channel_, b_.get(), "b");
   }
-  // Both workers have what was sent, and were offered it.
+  // Both workers have everything and were offered it.
   void TakeAll() {
     OpenBoth();
     Relay *const a = ra_.get(), *const b = rb_.get();
@@ -293,7 +293,7 @@ TEST_F(PutServiceTest, OneWorkerThatHasItIsEnoughToKnowThatAllWill) {
   Start();
   auto put = Put();
   TakeAll();
-  rb_.reset();  // It says nothing any more, and has not learned of the decision.
+  rb_.reset();  // It is silent, and has not learned of the decision.
   EXPECT_TRUE(ra_->Read().has_withdraw());
   ra_->Applied(9);
   EXPECT_OK(put.get());
@@ -343,7 +343,7 @@ TEST_F(PutServiceTest, ErrorOfAWorkerIsTheClientsAndEndsTheOthersStreams) {
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr("worker 'b': no room"), HasSubstr("nothing was changed"))));
   EXPECT_THAT(ra_->Finish(), StatusIs(absl::StatusCode::kCancelled, testing::_));
-  // Once it is offered too: then the others are told to leave it first.
+  // Also after the offer: then the others are told to withdraw first.
   put = Put();
   TakeAll();
   rb_->Fail(absl::StatusCode::kDataLoss, "changed on disk");

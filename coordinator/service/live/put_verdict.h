@@ -1,12 +1,11 @@
-// What became of a put that all workers were offered: from what each of them said.
+// The outcome of a put that was offered to all workers, from what each of them reported.
 //
 //   kPending ──► kApplied   all of its ranks have it
-//            ──► kOut       none of its ranks has it, or will vote for it any more
-//            ──► kLost      it says nothing more
+//            ──► kOut       none of its ranks has it, and none will vote for it
+//            ──► kLost      it reports nothing more
 //
-// A rank takes it only if all ranks of all workers voted for it, and what was decided is completed
-// everywhere. So one worker that has it is enough to know that all will, and all workers that are
-// out are enough to know that nobody does. Pure.
+// A rank takes the put only if all ranks of all workers voted for it, and a decision is completed
+// everywhere. So if one worker has it, all will. If all workers are out, no rank ever has it. Pure.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_PUT_VERDICT_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_PUT_VERDICT_H_
 
@@ -19,14 +18,14 @@ namespace tessera::coordinator {
 enum class WorkerPut { kPending, kApplied, kOut, kLost };
 
 enum class PutVerdict {
-  kWait,      // Something is still to be said.
-  kWithdraw,  // It cannot come about any more: tell those that are pending.
+  kWait,      // Reports are still missing.
+  kWithdraw,  // It can no longer succeed: tell the pending workers.
   kSet,       // All ranks have it, or will.
-  kNotSet,    // None has it, ever.
-  kUnknown,   // One or the other.
+  kNotSet,    // No rank has it, or ever will.
+  kUnknown,   // Either kSet or kNotSet.
 };
 
-// `is_wanted`: nobody gave it up. `is_over`: those that are pending took too long after that.
+// `is_wanted`: not given up. `is_over`: the pending workers took too long after that.
 PutVerdict Judge(const std::vector<WorkerPut>& workers, bool is_wanted, bool is_over);
 
 }  // namespace tessera::coordinator

@@ -22,7 +22,7 @@ TEST(PutVerdictTest, EveryPairOfWorkers) {
       {kPending, kOut, kWithdraw, kWithdraw, kUnknown},
       {kPending, kLost, kWithdraw, kWithdraw, kUnknown},
       {kApplied, kApplied, kSet, kSet, kSet},
-      {kApplied, kOut, kSet, kSet, kSet},  // It has not learned of it yet.
+      {kApplied, kOut, kSet, kSet, kSet},  // It has not learned of the decision yet.
       {kApplied, kLost, kSet, kSet, kSet},
       {kOut, kOut, kNotSet, kNotSet, kNotSet},
       {kOut, kLost, kUnknown, kUnknown, kUnknown},

@@ -1,4 +1,4 @@
-// What a worker says went wrong with a session. Stateless; thread-safe.
+// Converts what a worker reports as wrong with a session. Stateless; thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_WORKER_FAILURE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_WORKER_FAILURE_H_
 
@@ -9,8 +9,8 @@
 
 namespace tessera::coordinator {
 
-// Names the worker. InvalidArgument, ResourceExhausted and DataLoss as it says them; Unavailable
-// where another try may help; anything else is the worker's own trouble: FailedPrecondition.
+// Names the worker. InvalidArgument, ResourceExhausted, DataLoss and Cancelled stay; Unavailable
+// where a retry may help. Anything else is the worker's own problem: FailedPrecondition.
 absl::Status WorkerFailure(const std::string& worker, const v1::LiveFailure& failure);
 
 }  // namespace tessera::coordinator

@@ -203,7 +203,7 @@ TEST_F(LoadOptimStateTest, WhatDoesNotFitIsEveryRanksErrorByNameAndNothingIsSet)
       EXPECT_THAT(optim.Load(dict), StatusIs(code, HasSubstr(text)));
     };
     refused([&](auto* d) { d->state.insert("stranger", StateOf(bias, 1, 1)); },
-            absl::StatusCode::kNotFound, "'stranger' is no parameter");
+            absl::StatusCode::kNotFound, "'stranger' is not a parameter");
     refused([&](auto* d) { d->state["2.bias"].moments.erase("exp_avg"); },
             absl::StatusCode::kFailedPrecondition, "'2.bias': it has no 'exp_avg'");
     refused([&](auto* d) { d->state["2.bias"].moments["momentum_buffer"] = {}; },

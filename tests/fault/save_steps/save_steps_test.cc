@@ -164,7 +164,8 @@ class SaveStepsTest : public testing::TestWithParam<Scenario> {
       case SaveKind::kPartsOver:
         // Of both saves some, which is told (docs/adr/0029), and no part is gone.
         if (absl::IsFailedPrecondition(found.status())) {
-          EXPECT_THAT(std::string(found.status().message()), HasSubstr("are not of one save"));
+          EXPECT_THAT(std::string(found.status().message()),
+                      HasSubstr("do not belong to one save"));
           return Outcome::kRefused;
         }
         break;

@@ -71,7 +71,7 @@ class Library : public NcclApi {
     int version = 0;
     if (ncclGetVersion_(&version) != ncclSuccess || version < kNcclNonBlocking) {
       return absl::FailedPreconditionError(
-          absl::StrCat("libnccl.so.2 is of version ", version, ", and ", kNcclNonBlocking,
+          absl::StrCat("libnccl.so.2 has version ", version, ", and ", kNcclNonBlocking,
                        " is needed, the first whose communicators can be aborted"));
     }
     return absl::OkStatus();

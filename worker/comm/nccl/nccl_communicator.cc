@@ -140,7 +140,7 @@ NcclCommunicator::~NcclCommunicator() {
     if (!status.ok()) TESSERA_LOG(WARNING, "left to NCCL to deregister: {}", status.ToString());
   }
   const absl::Status aborted = nccl_->Close();
-  if (!aborted.ok()) TESSERA_LOG(ERROR, "NCCL is not aborted: {}", aborted.ToString());
+  if (!aborted.ok()) TESSERA_LOG(ERROR, "NCCL cannot be aborted: {}", aborted.ToString());
   if (nccl_->phase() != NcclPhase::kStuck) return;
   // A stuck call may still use all of it, until the process ends.
   KeepForEver(std::move(nccl_));
@@ -214,7 +214,7 @@ absl::Status NcclCommunicator::End(absl::Status status) {
   // With whatever else the device has running, which the abort might wait for.
   const absl::Status aborted = nccl_->Abort(broken_);
   if (!aborted.ok()) {
-    TESSERA_LOG(ERROR, "NCCL is not aborted: {}", aborted.ToString());
+    TESSERA_LOG(ERROR, "NCCL cannot be aborted: {}", aborted.ToString());
     if (nccl_->phase() == NcclPhase::kStuck) {
       // Whatever it began with, the next process may do it: an error to try again after.
       if (absl::IsInternal(broken_)) broken_ = absl::UnavailableError(broken_.message());

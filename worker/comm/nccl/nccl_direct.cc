@@ -24,7 +24,7 @@ class NcclDirect : public DirectCommunicators {
         place_(place),
         thread_(std::move(thread)) {
     if (!nccl->registers())
-      can_register_ = absl::UnimplementedError("this machine's NCCL has no ncclCommRegister");
+      can_register_ = absl::UnimplementedError("this node's NCCL has no ncclCommRegister");
   }
 
   DirectPlace place() const override { return place_; }
@@ -33,7 +33,7 @@ class NcclDirect : public DirectCommunicators {
 
   absl::Status status() const override {
     if (!thread_->stuck()) return absl::OkStatus();
-    return absl::UnavailableError("a call of NCCL never came back");
+    return absl::UnavailableError("an NCCL call never returned");
   }
 
   absl::StatusOr<std::unique_ptr<Communicator>> Join(const JoinOptions& join) override {

@@ -68,7 +68,7 @@ absl::Status NcclRank::Poll(const std::string& call,
     if (SteadyNow() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           call, ": rank ", options_.rank, " waited ", absl::FormatDuration(options_.timeout),
-          " for NCCL among ", options_.size, " ranks, which had all come"));
+          " for NCCL among ", options_.size, " ranks, which had all arrived"));
     }
     // Frequent at first, for short waits; then rare enough to leave the CPU to others.
     if (polls < 50) {
@@ -86,7 +86,7 @@ absl::Status NcclRank::Join(const NcclUniqueId& id) {
     RETURN_IF_ERROR(self->ToStatus(
         call, options.api->CommInitRankConfig(&self->comm_, options.size, id, options.rank)));
     if (self->comm_ == nullptr)
-      return absl::InternalError("ncclCommInitRankConfig made no communicator");
+      return absl::InternalError("ncclCommInitRankConfig created no communicator");
     self->ranks_of_device_->push_back(self->weak_from_this());
     return absl::OkStatus();
   }));
@@ -120,7 +120,7 @@ absl::Status NcclRank::RegisterNow(const std::vector<Region>& regions) {
     RETURN_IF_ERROR(
         ToStatus(call, options_.api->CommRegister(comm_, region.data, region.size_bytes, &handle)));
     if (handle == nullptr)
-      return absl::FailedPreconditionError("this library was told to register no memory");
+      return absl::FailedPreconditionError("memory registration is turned off in this library");
     registered_.push_back(handle);
   }
   return absl::OkStatus();

@@ -37,7 +37,7 @@ absl::Status NcclThread::Run(absl::AnyInvocable<absl::Status()> work, absl::Dura
   job->work = std::move(work);
   absl::MutexLock lock(&state_->mu);
   if (state_->stuck) {
-    return absl::UnavailableError("a call of NCCL never came back: the process must end");
+    return absl::UnavailableError("an NCCL call never returned: the process must end");
   }
   state_->jobs.push_back(job);
   if (AwaitWithTimeout(&state_->mu, absl::Condition(&job->done), timeout)) return job->result;

@@ -210,7 +210,8 @@ absl::Status AsioMesh::Dial(int peer, const std::string& address) {
   if (peer < options_.rank) return absl::OkStatus();
   ErrorCode error;
   const asio::ip::address host = asio::ip::make_address(to.host, error);
-  if (error) return absl::InvalidArgumentError(absl::StrCat("'", to.host, "' is no IP address"));
+  if (error)
+    return absl::InvalidArgumentError(absl::StrCat("'", to.host, "' is not an IP address"));
   Link* link = dialing_.emplace_back(std::make_unique<Link>(peer, tcp::socket(io_))).get();
   ++running_;
   link->socket.async_connect(tcp::endpoint(host, to.port), [this, link](ErrorCode error) {

@@ -89,8 +89,7 @@ CudaSharedEvent::~CudaSharedEvent() {
   status.Update(context_->api()->EventDestroy(handle_));
   // The creator may be gone, and the driver promises nothing then: not a reason to treat the device
   // as broken.
-  if (!status.ok())
-    TESSERA_LOG(WARNING, "an event of several processes is not given back: {}", status.ToString());
+  if (!status.ok()) TESSERA_LOG(WARNING, "a shared event was not released: {}", status.ToString());
 }
 
 absl::StatusOr<bool> CudaSharedEvent::Query() {

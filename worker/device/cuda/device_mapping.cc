@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 void LogIfError(const absl::Status& status) {
-  if (!status.ok()) TESSERA_LOG(ERROR, "device memory is not given back: {}", status.ToString());
+  if (!status.ok()) TESSERA_LOG(ERROR, "device memory was not released: {}", status.ToString());
 }
 
 }  // namespace

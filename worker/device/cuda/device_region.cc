@@ -32,8 +32,8 @@ absl::StatusOr<DeviceRegion> DeviceRegion::Create(const SharingDevice& device, i
     const absl::Status refused = handle.status();
     handle = device.api->MemCreate(device.device, rounded, /*gpu_direct_rdma=*/false);
     if (handle.ok()) {
-      TESSERA_LOG(WARNING, "cuda:{}: memory that the network's devices reach is refused: {}",
-                  device.device, refused.ToString());
+      TESSERA_LOG(WARNING, "cuda:{}: no memory that network devices can reach: {}", device.device,
+                  refused.ToString());
     }
   }
   RETURN_IF_ERROR(
@@ -64,7 +64,7 @@ void DeviceRegion::Reset() {
   if (size_bytes_ == 0) return;
   absl::Status status = device_.Use();
   status.Update(device_.api->MemRelease(handle_));
-  if (!status.ok()) TESSERA_LOG(ERROR, "a device region is not given back: {}", status.ToString());
+  if (!status.ok()) TESSERA_LOG(ERROR, "a device region was not released: {}", status.ToString());
   handle_ = 0;
   size_bytes_ = 0;
 }

@@ -74,8 +74,9 @@ class RegionTable {
     }
     Region& region = found->second;
     if (region.memory.size_bytes() < size_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          region.memory.size_bytes(), " bytes of a GPU's memory are mapped here, of ", size_bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat(region.memory.size_bytes(),
+                       " bytes of a GPU's memory are mapped here, instead of ", size_bytes));
     }
     ++region.num_mappings;
     return Buffer(region.memory.data(), size_bytes, [this, key] { Unmap(key); });

@@ -24,7 +24,7 @@ absl::Status FindControl(const std::string& pipe_folder) {
   if (stat(path.c_str(), &info) != 0) return absl::ErrnoToStatus(errno, path);
   // A socket today; a pipe in drivers of old.
   if (S_ISSOCK(info.st_mode) || S_ISFIFO(info.st_mode)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(path, " is no socket and no pipe"));
+  return absl::FailedPreconditionError(absl::StrCat(path, " is neither a socket nor a pipe"));
 }
 
 bool IsProcess(const std::filesystem::path& folder) {
@@ -53,12 +53,12 @@ MpsFinding JudgeMps(const MpsFacts& facts) {
   }
   if (facts.control.ok()) {
     return {Mps::kUnclear,
-            "its control socket is there and no process: it was left behind, or the daemon is in "
+            "its control socket exists, but no process: it was left behind, or the daemon is in "
             "another container"};
   }
   if (facts.processes > 0) {
     return {Mps::kElsewhere,
-            absl::StrCat("its process is there, and not its control socket where it was looked "
+            absl::StrCat("its process exists, but its control socket is not where it was looked "
                          "for: ",
                          facts.control.message())};
   }
