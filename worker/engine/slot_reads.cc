@@ -8,8 +8,8 @@ namespace tessera {
 absl::StatusOr<const std::byte*> SlotReads::ShardToRead(const Op& op, bool gradient) const {
   const int unit = op.unit;
   if (!context_.initialized() || (gradient && !reductions_.is_reduced(unit))) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "unit '", context_.UnitName(unit), "': ", OpName(op.kind), " without values"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", context_.UnitName(unit), "': ", OpName(op.kind), " without values"));
   }
   if (gradient) return reductions_.Gradient(unit);
   if (op.array > static_cast<uint32_t>(StateArray::kSecondMoment))
