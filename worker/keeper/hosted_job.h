@@ -42,7 +42,7 @@
 #include "worker/keeper/ended_saves.h"
 #include "worker/keeper/epoch_phase.h"
 #include "worker/keeper/executor_launcher.h"
-#include "worker/keeper/hosted_rank.h"
+#include "worker/keeper/executor_slot.h"
 #include "worker/keeper/job_put.h"
 #include "worker/keeper/job_regions.h"
 #include "worker/keeper/job_vault.h"
@@ -98,7 +98,7 @@ class HostedJob {
   // The trainer left; `clean` means that it said so.
   void Detach(Rank rank, Incarnation attachment, bool clean);
 
-  // --- Puts: hosted_job_puts.cc ---
+  // --- Puts: put_forwarder.cc ---
   // Has the ranks vote for it, in this epoch and later ones, until it is decided or withdrawn. One
   // that was there before is as if withdrawn.
   void OfferPut(std::shared_ptr<const StagedPut> put);
@@ -158,7 +158,7 @@ class HostedJob {
   // Ends the epoch in which another trainer of the rank left something that only it could finish.
   void EndWhatWasLeftLocked(HostedRank& slot, const v1::AttachRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Executors in trainers' processes: hosted_job_hosts.cc.
+  // Executors in trainers' processes: executor_watch.cc.
   // `socket`: the worker's end. Ends the epoch.
   void TakeOfferLocked(HostedRank& slot, Rank rank, UniqueFd socket, int pid,
                        v1::AttachResponse* response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -207,7 +207,7 @@ class HostedJob {
   // What was decided of the step that the epoch resumes from, where this worker does not know it.
   absl::Status LearnDecision(const v1::StartEpoch& start) const;
   v1::WorkerEvent PreparedEventLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Saves of checkpoints: hosted_job_saves.cc.
+  // Saves of checkpoints: save_forwarder.cc.
   void SendWishLocked(HostedRank& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OnSaveReportLocked(Rank rank, v1::SaveReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The rank's executor has ended, perhaps in the middle of one.

@@ -1,7 +1,7 @@
 // What a hosted job knows of one of its ranks: the executor and the trainer that it has, and what
 // they said last. A plain value, guarded by the job's lock.
-#ifndef TESSERA_WORKER_KEEPER_HOSTED_RANK_H_
-#define TESSERA_WORKER_KEEPER_HOSTED_RANK_H_
+#ifndef TESSERA_WORKER_KEEPER_EXECUTOR_SLOT_H_
+#define TESSERA_WORKER_KEEPER_EXECUTOR_SLOT_H_
 
 #include <memory>
 #include <string>
@@ -56,4 +56,4 @@ struct HostedRank {
 
 }  // namespace tessera
 
-#endif  // TESSERA_WORKER_KEEPER_HOSTED_RANK_H_
+#endif  // TESSERA_WORKER_KEEPER_EXECUTOR_SLOT_H_
