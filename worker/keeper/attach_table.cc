@@ -1,30 +1,24 @@
-// Attachments, progress and what is said again after a reconnect.
+#include "worker/keeper/attach_table.h"
+
 #include <poll.h>
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status_macros.h"
-#include "job/worker_events.h"
+#include "base/steady_time.h"
 #include "layout/layout_digest.h"
-#include "worker/keeper/hosted_job.h"
 #include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {
 
-std::string Doing(const ControlPage& page, const ModelLayout& layout) {
-  const uint32_t kind = page.progress_kind.load();
-  if (kind == 0) return "idle";
-  const int32_t unit = page.progress_unit.load();
-  std::string text = OpName(static_cast<OpKind>(kind));
-  if (unit >= 0 && unit < static_cast<int32_t>(layout.units.size())) {
-    absl::StrAppend(&text, " ", layout.units[unit].flat.unit_name());
-  }
-  return text;
-}
+// How long a rank is kept for the trainer that was attached when the daemon before ended: as long
+// as a trainer waits.
+constexpr absl::Duration kFormerTrainerTimeout = absl::Minutes(2);
 
 // Whether a trainer that was attached as `claimed` is the one that was attached last, as `former`.
 // A daemon may have ended before it could tell the trainer its newest number.
@@ -48,13 +42,13 @@ bool AreEqual(absl::string_view a, absl::string_view b) {
 
 }  // namespace
 
-absl::Status HostedJob::CheckTrainer(const v1::AttachRequest& request,
-                                     const PacketPeer& peer) const {
-  const int world_size = regions_.config().world_size;
-  const std::string who = absl::StrCat("job '", job_id_, "': ");
+absl::Status CheckTrainer(const JobContext& context, const std::string& attach_key,
+                          const v1::AttachRequest& request, const PacketPeer& peer) {
+  const LocalRanks& local = context.local();
+  const int world_size = context.regions.config().world_size;
+  const std::string who = absl::StrCat("job '", context.job_id, "': ");
   if (!IsOwnUser(peer)) {
-    absl::MutexLock lock(&mu_);
-    if (job_.attach_key().empty() || !AreEqual(job_.attach_key(), request.attach_key())) {
+    if (attach_key.empty() || !AreEqual(attach_key, request.attach_key())) {
       return absl::PermissionDeniedError(
           absl::StrCat(who, "a process of user ", peer.uid,
                        " attaches with the key that the coordinator gives the job's owner, and "
@@ -68,36 +62,55 @@ absl::Status HostedJob::CheckTrainer(const v1::AttachRequest& request,
     }
   }
   if (request.world_size() != world_size) {
-    return absl::FailedPreconditionError(absl::StrCat("job '", job_id_, "' has world size ",
+    return absl::FailedPreconditionError(absl::StrCat("job '", context.job_id, "' has world size ",
                                                       world_size, ", the trainer says ",
                                                       request.world_size()));
   }
   if (request.rank() < 0 || request.rank() >= world_size)
     return absl::NotFoundError(absl::StrCat(who, "no rank ", request.rank(), " of ", world_size));
-  if (request.layout_digest() != LayoutDigest(regions_.layout())) {
+  if (request.layout_digest() != LayoutDigest(context.regions.layout())) {
     return absl::FailedPreconditionError(
         absl::StrCat(who, "the trainer of rank ", request.rank(), " computed another layout"));
   }
-  if (local().Has(request.rank())) return absl::OkStatus();
+  if (local.Has(request.rank())) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat(who, "rank ", request.rank(),
-                                          " is on another worker; here are ranks ", local().first(),
-                                          " to ", local().first() + local().count() - 1));
+                                          " is on another worker; here are ranks ", local.first(),
+                                          " to ", local.first() + local.count() - 1));
 }
 
-absl::Status HostedJob::CheckIsFreeLocked(const HostedRank& slot, const v1::AttachRequest& request,
-                                          absl::Time now) const {
-  if (slot.attach_state == AttachState::kAttached) {
+AttachTable::AttachTable(const JobContext* context, EpochMachine* epochs, ExecutorSlots* executors)
+    : context_(context),
+      epochs_(epochs),
+      executors_(executors),
+      entries_(context->local().count()) {
+  // None that an earlier daemon, or the memory before this one, gave.
+  if (context_->vault != nullptr) next_attachment_ = absl::ToUnixMicros(WallNow());
+}
+
+void AttachTable::KeepFor(std::map<int, UniqueFd> former_trainers) {
+  for (auto& [rank, process] : former_trainers) {
+    if (!context_->local().Has(rank)) continue;
+    Entry& entry = Of(Rank(rank));
+    entry.former = Incarnation(context_->RecordOf(Rank(rank)).attachment.load());
+    entry.former_process = std::move(process);
+    entry.former_until = SteadyNow() + kFormerTrainerTimeout;
+  }
+}
+
+absl::Status AttachTable::CheckIsFree(const Entry& entry, const v1::AttachRequest& request,
+                                      absl::Time now) const {
+  if (entry.state == AttachState::kAttached) {
     return WithRetry(
-        absl::AlreadyExistsError(absl::StrCat("job '", job_id_, "': rank ", request.rank(),
+        absl::AlreadyExistsError(absl::StrCat("job '", context_->job_id, "': rank ", request.rank(),
                                               " is attached to another trainer (attachment ",
-                                              slot.attachment.value(), ")")),
+                                              entry.attachment.value(), ")")),
         v1::RETRY_WHEN_FREE);
   }
-  if (!IsFormer(request.former_attachment(), slot.former) && slot.former_process.valid() &&
-      now < slot.former_until && IsRunning(slot.former_process)) {
+  if (!IsFormer(request.former_attachment(), entry.former) && entry.former_process.valid() &&
+      now < entry.former_until && IsRunning(entry.former_process)) {
     return WithRetry(
         absl::AlreadyExistsError(absl::StrCat(
-            "job '", job_id_, "': rank ", request.rank(),
+            "job '", context_->job_id, "': rank ", request.rank(),
             " is kept for the trainer that was attached when the worker's daemon was "
             "replaced: until that one attaches again, or ends, or two minutes are over")),
         v1::RETRY_WHEN_FREE);
@@ -105,137 +118,121 @@ absl::Status HostedJob::CheckIsFreeLocked(const HostedRank& slot, const v1::Atta
   return absl::OkStatus();
 }
 
-void HostedJob::EndWhatWasLeftLocked(HostedRank& slot, const v1::AttachRequest& request) {
+void AttachTable::EndWhatWasLeft(const Entry& entry, const v1::AttachRequest& request) {
   const Rank rank(request.rank());
+  ExecutorSlot& slot = executors_->Of(rank);
   // Nor where its executor was in the process of the one before.
-  if (slot.host != Incarnation() || (slot.vacant && phase_ == EpochPhase::kRunning)) {
-    FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(),
-                                  ", which hosted the rank's executor, has left"));
-    if (slot.host != Incarnation()) EndExecutorLocked(slot);
+  if (slot.host != Incarnation() || (slot.vacant && epochs_->phase() == EpochPhase::kRunning)) {
+    epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(),
+                                     ", which hosted the rank's executor, has left"));
+    if (slot.host != Incarnation()) slot.End();
   }
   // Another trainer cannot continue in the middle of a step: its order would differ from its
   // peers'. What the page says of an epoch before, until this one's executor has opened it, is
   // over.
-  const ControlPage& page = *regions_.control(rank);
-  if (!IsFormer(request.former_attachment(), slot.former) && phase_ == EpochPhase::kRunning &&
-      page.epoch.load(std::memory_order_acquire) == static_cast<uint32_t>(epoch_.value()) &&
+  const ControlPage& page = *context_->regions.control(rank);
+  if (!IsFormer(request.former_attachment(), entry.former) &&
+      epochs_->phase() == EpochPhase::kRunning &&
+      page.epoch.load(std::memory_order_acquire) ==
+          static_cast<uint32_t>(epochs_->epoch().value()) &&
       page.within_step.load() != 0) {
-    FailLocked(rank,
-               absl::StrCat("the trainer of rank ", rank.value(), " left in the middle of a step"));
+    epochs_->Fail(
+        rank, absl::StrCat("the trainer of rank ", rank.value(), " left in the middle of a step"));
   }
 }
 
-absl::StatusOr<GivenRank> HostedJob::Attach(const v1::AttachRequest& request,
-                                            const PacketPeer& peer, absl::Time now) {
-  RETURN_IF_ERROR(CheckTrainer(request, peer));
+absl::StatusOr<GivenRank> AttachTable::Attach(const v1::AttachRequest& request,
+                                              const PacketPeer& peer, absl::Time now) {
   const Rank rank(request.rank());
-  absl::MutexLock lock(&mu_);
-  HostedRank& slot = SlotOf(rank);
-  RETURN_IF_ERROR(CheckIsFreeLocked(slot, request, now));
-  if (needs_hosts() && !request.hosts_executor())
-    return absl::FailedPreconditionError(WhyItNeedsHostLocked(rank));
-  EndWhatWasLeftLocked(slot, request);
+  Entry& entry = Of(rank);
+  RETURN_IF_ERROR(CheckIsFree(entry, request, now));
+  if (context_->needs_hosts() && !request.hosts_executor())
+    return absl::FailedPreconditionError(WhyItNeedsHost(rank));
+  EndWhatWasLeft(entry, request);
   // While trainers come that host their executors, each of which ends an epoch, the next ones need
   // not wait for the next epoch to end it, too.
-  if (phase_ != EpochPhase::kRunning && !HasHostsLocked()) {
-    return WithRetry(absl::FailedPreconditionError(
-                         absl::StrCat("job '", job_id_, "' is ", Name(phase_), ": try again")),
-                     v1::RETRY_SOON);
+  if (epochs_->phase() != EpochPhase::kRunning && !HasHosts()) {
+    return WithRetry(
+        absl::FailedPreconditionError(absl::StrCat("job '", context_->job_id, "' is ",
+                                                   Name(epochs_->phase()), ": try again")),
+        v1::RETRY_SOON);
   }
   GivenRank given;
-  ASSIGN_OR_RETURN(given.fds, regions_.TrainerFds(rank));
+  ASSIGN_OR_RETURN(given.fds, context_->regions.TrainerFds(rank));
   std::pair<UniqueFd, UniqueFd> sockets;
   if (request.hosts_executor()) {
     ASSIGN_OR_RETURN(sockets, CreatePacketSocketPair());
   }
-  if (!IsOwnUser(peer)) RecordOf(rank).had_foreign_trainer.store(1);
-  slot.former_process.Reset();
-  slot.attach_state = AttachState::kAttached;
-  slot.attachment = Incarnation(next_attachment_++);
-  TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({}), process {} of user {}", job_id_,
-              rank.value(), slot.attachment.value(), peer.pid, peer.uid);
-  given.response.set_attachment(slot.attachment.value());
-  given.response.set_epoch(epoch_.value());
-  given.response.set_outlives_daemon(vault_ != nullptr);
+  if (!IsOwnUser(peer)) context_->RecordOf(rank).had_foreign_trainer.store(1);
+  entry.former_process.Reset();
+  entry.state = AttachState::kAttached;
+  entry.attachment = Incarnation(next_attachment_++);
+  TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({}), process {} of user {}",
+              context_->job_id, rank.value(), entry.attachment.value(), peer.pid, peer.uid);
+  given.response.set_attachment(entry.attachment.value());
+  given.response.set_epoch(epochs_->epoch().value());
+  given.response.set_outlives_daemon(context_->vault != nullptr);
   if (request.hosts_executor()) {
-    TakeOfferLocked(slot, rank, std::move(sockets.first), peer.pid, &given.response);
+    Offer(entry, rank, std::move(sockets.first), peer.pid, &given.response);
     given.fds.push_back(std::move(sockets.second));
     return given;
   }
-  RecordOf(rank).attachment.store(slot.attachment.value());
-  if (vault_ != nullptr) vault_->NoteTrainer(vault_owner_, rank, peer.pid);
+  context_->RecordOf(rank).attachment.store(entry.attachment.value());
+  if (context_->vault != nullptr)
+    context_->vault->NoteTrainer(context_->vault_owner, rank, peer.pid);
   return given;
 }
 
-void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
-  absl::MutexLock lock(&mu_);
-  HostedRank& slot = SlotOf(rank);
-  if (slot.attach_state != AttachState::kAttached || slot.attachment != attachment) return;
-  slot.attach_state = AttachState::kFree;
-  slot.offer = nullptr;
-  TESSERA_LOG(INFO, "job {} rank {}: trainer {}", job_id_, rank.value(),
+void AttachTable::Detach(Rank rank, Incarnation attachment, bool clean) {
+  Entry& entry = Of(rank);
+  if (entry.state != AttachState::kAttached || entry.attachment != attachment) return;
+  entry.state = AttachState::kFree;
+  entry.offer = nullptr;
+  TESSERA_LOG(INFO, "job {} rank {}: trainer {}", context_->job_id, rank.value(),
               clean ? "detached" : "died");
-  if (vault_ != nullptr) vault_->NoteTrainer(vault_owner_, rank, /*pid=*/0);
-  if (clean || closing_) return;
-  FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
-  if (slot.host == attachment) EndExecutorLocked(slot);
+  if (context_->vault != nullptr)
+    context_->vault->NoteTrainer(context_->vault_owner, rank, /*pid=*/0);
+  if (clean || epochs_->is_closed()) return;
+  epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
+  ExecutorSlot& slot = executors_->Of(rank);
+  if (slot.host == attachment) slot.End();
 }
 
-void HostedJob::KillExecutor(Rank rank) {
-  if (!local().Has(rank.value())) return;
-  absl::MutexLock lock(&mu_);
-  HostedRank& slot = SlotOf(rank);
-  if (slot.host != Incarnation()) return EndExecutorLocked(slot);
-  if (slot.executor != nullptr) slot.executor->Kill();
+void AttachTable::Offer(Entry& entry, Rank rank, UniqueFd socket, int pid,
+                        v1::AttachResponse* response) {
+  entry.offer = std::make_unique<HostOffer>();
+  entry.offer->socket = std::move(socket);
+  entry.offer->pid = pid;
+  entry.offer->attachment = entry.attachment;
+  TESSERA_LOG(INFO, "job {} rank {}: its trainer, process {}, hosts its executor", context_->job_id,
+              rank.value(), pid);
+  epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(),
+                                   " hosts the rank's executor from now on"));
+  // One that is being prepared waits for the new executor.
+  response->set_epoch(epochs_->epoch().value() -
+                      (epochs_->phase() == EpochPhase::kPreparing ? 1 : 0));
+  executors_->Of(rank).End();
+  response->set_only_host(context_->needs_hosts());
 }
 
-std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
-  absl::MutexLock lock(&mu_);
-  std::vector<v1::WorkerEvent> events;
-  for (const HostedRank& slot : ranks_) {
-    if (slot.last_report.epoch() != 0) *events.emplace_back().mutable_step() = slot.last_report;
-    if (slot.pending_order.epoch() != 0)
-      *events.emplace_back().mutable_order() = slot.pending_order;
+bool AttachTable::HasHosts() const {
+  return context_->needs_hosts() ||
+         std::any_of(entries_.begin(), entries_.end(),
+                     [](const Entry& entry) { return entry.offer != nullptr; }) ||
+         std::any_of(executors_->begin(), executors_->end(),
+                     [](const ExecutorSlot& slot) { return slot.host != Incarnation(); });
+}
+
+std::string AttachTable::WhyItNeedsHost(Rank rank) const {
+  std::string worker;
+  for (const v1::RankPlacement& placement : epochs_->job().placements()) {
+    if (placement.rank() == rank.value()) worker = placement.worker_id();
   }
-  for (const v1::SaveReport& save : ended_saves_.reports())
-    *events.emplace_back().mutable_save() = save;
-  if (phase_ == EpochPhase::kPrepared) events.push_back(PreparedEventLocked());
-  if (phase_ == EpochPhase::kFailed && failure_.has_failure()) events.push_back(failure_);
-  return events;
-}
-
-v1::JobProgress HostedJob::Progress() const {
-  v1::JobProgress progress;
-  progress.set_job_id(job_id_);
-  progress.set_creation(creation_);
-  progress.set_fake_all_gather(regions_.config().fake_all_gather);
-  progress.set_fake_reduce_scatter(regions_.config().fake_reduce_scatter);
-  absl::MutexLock lock(&mu_);
-  progress.set_epoch(epoch_.value());
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    const Rank rank(local().first() + static_cast<int64_t>(i));
-    const ControlPage& page = *regions_.control(rank);
-    v1::RankStatus& status = (*progress.mutable_ranks())[static_cast<int>(rank.value())];
-    // Until its executor has opened the epoch, the page tells of an earlier one: the same step may
-    // have got further there, and the coordinator would take that for a rank that went past others.
-    if (page.epoch.load(std::memory_order_acquire) == static_cast<uint32_t>(epoch_.value())) {
-      // In this order: see ControlPage. A trainer can write there.
-      const auto count = [](const std::atomic<int64_t>& word) {
-        return std::clamp<int64_t>(word.load(), 0, kMaxCounter);
-      };
-      status.set_step(count(page.progress_step));
-      status.set_pass(count(page.progress_pass));
-      status.set_sequence(count(page.progress_sequence));
-    }
-    status.set_doing(Doing(page, regions_.layout()));
-    status.set_attached(ranks_[i].attach_state == AttachState::kAttached);
-    const RankMemoryBytes bytes = regions_.Measure(rank);
-    status.set_parameter_bytes(bytes.parameters);
-    status.set_gradient_bytes(bytes.gradients);
-    status.set_optimizer_bytes(bytes.optimizer);
-    status.set_executor_pid(ranks_[i].executor != nullptr ? ranks_[i].executor->pid() : 0);
-  }
-  return progress;
+  return absl::StrCat(
+      "rank ", rank.value(), " of job '", context_->job_id,
+      "' needs a trainer that has its executor in its process ",
+      "(SessionOptions::host_executor): on worker '", worker,
+      "' no process can map another's memory of the GPU: ", context_->regions.why_not_shared());
 }
 
 }  // namespace tessera

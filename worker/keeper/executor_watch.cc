@@ -1,24 +1,17 @@
-// Executors in the processes of trainers: how they come, how they are read, and how they end.
-//
-//   attach ──► the epoch ends, the executor that is there too ──► the supervisor takes the
-//   trainer's socket     worker: shuts its half ──► executor reads the end, finishes, closes its
-//   end
-//
-// No signal goes to a trainer; the worker waits instead: as long as the socket is open a stopped
-// executor may wake up and write, so the rank gets no other one.
+#include "worker/keeper/executor_watch.h"
+
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <utility>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
-#include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "worker/keeper/executor_event.h"
-#include "worker/keeper/hosted_job.h"
+#include "worker/keeper/standstill.h"
+#include "worker/memory/control_page.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
@@ -31,100 +24,190 @@ constexpr absl::Duration kClosingWait = absl::Seconds(2);
 
 }  // namespace
 
-void HostedJob::TakeOfferLocked(HostedRank& slot, Rank rank, UniqueFd socket, int pid,
-                                v1::AttachResponse* response) {
-  slot.offer = std::make_unique<HostOffer>();
-  slot.offer->socket = std::move(socket);
-  slot.offer->pid = pid;
-  slot.offer->attachment = slot.attachment;
-  TESSERA_LOG(INFO, "job {} rank {}: its trainer, process {}, hosts its executor", job_id_,
-              rank.value(), pid);
-  FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(),
-                                " hosts the rank's executor from now on"));
-  // One that is being prepared waits for the new executor.
-  response->set_epoch(epoch_.value() - (phase_ == EpochPhase::kPreparing ? 1 : 0));
-  EndExecutorLocked(slot);
-  response->set_only_host(needs_hosts());
-}
-
-bool HostedJob::HasHostsLocked() const {
-  return needs_hosts() || std::any_of(ranks_.begin(), ranks_.end(), [](const HostedRank& slot) {
-           return slot.offer != nullptr || slot.host != Incarnation();
-         });
-}
-
-std::string HostedJob::WhyItNeedsHostLocked(Rank rank) const {
-  std::string worker;
-  for (const v1::RankPlacement& placement : job_.placements()) {
-    if (placement.rank() == rank.value()) worker = placement.worker_id();
+void ExecutorWatch::ReadEvents() {
+  {
+    absl::ReleasableMutexLock lock(&parts_->mu);
+    if (parts_->executors.Of(rank_).host != Incarnation()) {
+      lock.Release();
+      return ReadHostedEvents();
+    }
   }
-  return absl::StrCat(
-      "rank ", rank.value(), " of job '", job_id_,
-      "' needs a trainer that has its executor in its process ",
-      "(SessionOptions::host_executor): on worker '", worker,
-      "' no process can map another's memory of the GPU: ", regions_.why_not_shared());
+  ReadLaunchedEvents();
 }
 
-void HostedJob::AwaitOffer(Rank rank) {
-  absl::MutexLock lock(&mu_);
-  const HostedRank& slot = SlotOf(rank);
-  const auto is_over = [this, &slot]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return closing_ || slot.offer != nullptr;
-  };
-  const absl::Duration look = std::min(kLook, answer_timeout_);
-  while (!AwaitWithTimeout(&mu_, absl::Condition(&is_over), look)) {
-    if (phase_ == EpochPhase::kPreparing && SteadyNow() - preparing_since_ >= answer_timeout_)
-      FailLocked(rank, WhyItNeedsHostLocked(rank), EpochEvent::kGiveUp);
+void ExecutorWatch::ReadLaunchedEvents() {
+  while (true) {
+    AwaitLaunched();
+    const absl::StatusOr<Packet> packet = ReceivePacket(socket_);
+    if (!packet.ok()) return;
+    const absl::StatusOr<v1::ExecutorEvent> event = ParseExecutorEvent(packet->bytes);
+    if (!event.ok()) {  // No executor of ours: it makes room for one.
+      TESSERA_LOG(ERROR, "job {} rank {}: its executor: {}", context_->job_id, rank_.value(),
+                  event.status().ToString());
+      return;
+    }
+    OnEvent(*event);
   }
 }
 
-void HostedJob::EndExecutorLocked(HostedRank& slot) {
-  if (slot.executor == nullptr) return;
-  slot.ending = true;
-  shutdown(slot.socket.get(), slot.host == Incarnation() ? SHUT_RDWR : SHUT_WR);
-  slot.executor->Kill();
+void ExecutorWatch::AwaitLaunched() {
+  const absl::Duration patience = std::min(kStandstill, context_->answer_timeout);
+  const int look_ms = static_cast<int>(absl::ToInt64Milliseconds(std::min(kLook, patience / 2)));
+  Standstill standstill(patience, context_->regions.config().collective_timeout);
+  const ControlPage& page = *context_->regions.control(rank_);
+  while (true) {
+    pollfd readable = {socket_, POLLIN, 0};
+    const int ready = poll(&readable, 1, std::max(look_ms, 1));
+    if (ready > 0 || (ready < 0 && errno != EINTR)) return;
+    absl::MutexLock lock(&parts_->mu);
+    EpochMachine& epochs = parts_->epochs;
+    ExecutorSlot& slot = parts_->executors.Of(rank_);
+    if (slot.executor == nullptr || slot.ending) continue;
+    Standstill::Look look;
+    look.is_stopped = slot.executor->is_stopped();
+    if (epochs.phase() == EpochPhase::kPreparing && slot.ready && !slot.quiet)
+      look.asked = std::max(epochs.preparing_since(), slot.ready_at);
+    if (epochs.phase() == EpochPhase::kRunning && page.epoch.load() == epochs.epoch().value()) {
+      look.kind = page.progress_kind.load();
+      look.consumed = page.consumed.load();
+    }
+    const std::optional<Standstill::Verdict> verdict = standstill.Judge(look, SteadyNow());
+    if (!verdict.has_value()) continue;
+    TESSERA_LOG(WARNING, "job {} rank {}: its executor, {}, {}{}", context_->job_id, rank_.value(),
+                slot.executor->Describe(), verdict->why, verdict->end ? ": it is killed" : "");
+    if (!verdict->end) continue;
+    slot.why_ended = verdict->why;
+    return slot.End();
+  }
 }
 
-bool HostedJob::AwaitHosted(Rank rank, int socket) {
+bool ExecutorWatch::AwaitHosted() {
   const absl::Time begin = SteadyNow();
   while (true) {
-    pollfd readable = {socket, POLLIN, 0};
-    const absl::Duration look = std::min(kLook, answer_timeout_);
+    pollfd readable = {socket_, POLLIN, 0};
+    const absl::Duration look = std::min(kLook, context_->answer_timeout);
     const int ready = poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(look)));
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
-    absl::MutexLock lock(&mu_);
+    absl::MutexLock lock(&parts_->mu);
+    EpochMachine& epochs = parts_->epochs;
     const absl::Time now = SteadyNow();
-    if (closing_ && now - begin >= std::min(kClosingWait, answer_timeout_)) return false;
-    const HostedRank& slot = SlotOf(rank);
+    if (epochs.is_closed() && now - begin >= std::min(kClosingWait, context_->answer_timeout))
+      return false;
+    const ExecutorSlot& slot = parts_->executors.Of(rank_);
     const bool is_awaited =
-        phase_ == EpochPhase::kPreparing && (!slot.ready || !slot.quiet || slot.ending);
-    if (!is_awaited || now - std::max(preparing_since_, slot.launched_at) < answer_timeout_)
+        epochs.phase() == EpochPhase::kPreparing && (!slot.ready || !slot.quiet || slot.ending);
+    if (!is_awaited ||
+        now - std::max(epochs.preparing_since(), slot.launched_at) < context_->answer_timeout)
       continue;
-    FailLocked(rank,
-               absl::StrCat("the executor of rank ", rank.value(), ", ", slot.executor->Wait(),
-                            ", did not answer within ", absl::FormatDuration(answer_timeout_)),
-               EpochEvent::kGiveUp);
+    epochs.Fail(
+        rank_,
+        absl::StrCat("the executor of rank ", rank_.value(), ", ", slot.executor->Wait(),
+                     ", did not answer within ", absl::FormatDuration(context_->answer_timeout)),
+        EpochEvent::kGiveUp);
   }
 }
 
-void HostedJob::ReadHostedEvents(Rank rank, int socket) {
+void ExecutorWatch::ReadHostedEvents() {
   bool heeds = true;
-  while (AwaitHosted(rank, socket)) {
-    const absl::StatusOr<Packet> packet = ReceivePacket(socket);
+  while (AwaitHosted()) {
+    const absl::StatusOr<Packet> packet = ReceivePacket(socket_);
     if (!packet.ok() && !absl::IsInvalidArgument(packet.status())) return;
     const absl::StatusOr<v1::ExecutorEvent> event =
         packet.ok() ? ParseExecutorEvent(packet->bytes) : packet.status();
     if (heeds && event.ok()) {
-      OnEvent(rank, *event);
+      OnEvent(*event);
     } else if (heeds) {
-      TESSERA_LOG(ERROR, "job {} rank {}: its executor: {}", job_id_, rank.value(),
+      TESSERA_LOG(ERROR, "job {} rank {}: its executor: {}", context_->job_id, rank_.value(),
                   event.status().ToString());
       heeds = false;  // No executor of ours: nothing that it says counts.
-      absl::MutexLock lock(&mu_);
-      EndExecutorLocked(SlotOf(rank));
+      absl::MutexLock lock(&parts_->mu);
+      parts_->executors.Of(rank_).End();
     }
   }
+}
+
+void ExecutorWatch::OnReadyLocked() {
+  EpochMachine& epochs = parts_->epochs;
+  ExecutorSlot& slot = parts_->executors.Of(rank_);
+  if (slot.ending) return;
+  slot.ready = true;
+  slot.ready_at = SteadyNow();
+  parts_->puts.GiveTo(rank_);
+  parts_->saves.SendWish(slot);
+  if (context_->local().spans_workers()) {
+    if (epochs.phase() == EpochPhase::kPreparing) epochs.PrepareRank(slot);
+    return;
+  }
+  slot.quiet = true;
+  epochs.MaybePrepared();
+}
+
+void ExecutorWatch::OnQuiescedLocked(const v1::ExecutorQuiesced& quiesced) {
+  EpochMachine& epochs = parts_->epochs;
+  ExecutorSlot& slot = parts_->executors.Of(rank_);
+  if (quiesced.epoch() < epochs.epoch().value()) return;
+  // Nobody asked: there is nothing that it is needed for.
+  if (slot.host != Incarnation() && epochs.phase() == EpochPhase::kRunning) slot.left = true;
+  if (slot.ending) return;
+  // One that was told to leave before it was told to listen answers again.
+  if (context_->local().spans_workers() && quiesced.address().empty()) return;
+  slot.address = quiesced.address();
+  slot.quiet = true;
+  epochs.MaybePrepared();
+}
+
+void ExecutorWatch::OnEvent(const v1::ExecutorEvent& event) {
+  absl::MutexLock lock(&parts_->mu);
+  EpochMachine& epochs = parts_->epochs;
+  ExecutorSlot& slot = parts_->executors.Of(rank_);
+  v1::WorkerEvent out;
+  switch (event.event_case()) {
+    case v1::ExecutorEvent::kReady:
+      return OnReadyLocked();
+    case v1::ExecutorEvent::kQuiesced:
+      return OnQuiescedLocked(event.quiesced());
+    case v1::ExecutorEvent::kOrder:
+      if (event.order().epoch() != epochs.epoch().value()) return;
+      slot.pending_order = event.order();
+      slot.pending_order.set_job_id(context_->job_id);
+      slot.pending_order.set_rank(static_cast<int>(rank_.value()));
+      slot.pending_order.set_creation(context_->creation);
+      *out.mutable_order() = slot.pending_order;
+      break;
+    case v1::ExecutorEvent::kStep:
+      slot.last_report = event.step();
+      slot.last_report.set_job_id(context_->job_id);
+      slot.last_report.set_rank(static_cast<int>(rank_.value()));
+      slot.last_report.set_creation(context_->creation);
+      *out.mutable_step() = slot.last_report;
+      break;
+    case v1::ExecutorEvent::kFailure:
+      if (!slot.ready) slot.why_ended = absl::StrCat("started: ", event.failure().reason());
+      if (event.failure().epoch() == epochs.epoch().value()) {
+        const int code = event.failure().code();
+        epochs.Fail(rank_, absl::StrCat("rank ", rank_.value(), ": ", event.failure().reason()),
+                    EpochEvent::kFailure,
+                    code == 0 ? absl::StatusCode::kAborted : static_cast<absl::StatusCode>(code));
+      }
+      return;
+    case v1::ExecutorEvent::kSaving:
+      slot.saving_path = event.saving().path();
+      return;
+    case v1::ExecutorEvent::kPutGone:
+      parts_->puts.OnGone(rank_, event.put_gone());
+      return;
+    case v1::ExecutorEvent::kSave:
+      parts_->saves.OnReport(rank_, event.save());
+      return;
+    case v1::ExecutorEvent::kStarted:
+      if (event.started().epoch() == epochs.epoch().value())
+        context_->RecordOf(rank_).lacks_values.store(0);
+      return;
+    case v1::ExecutorEvent::EVENT_NOT_SET:
+      return;
+  }
+  context_->emit(out);
 }
 
 }  // namespace tessera

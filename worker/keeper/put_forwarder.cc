@@ -1,69 +1,63 @@
-// Values that a process outside the job sets: the ranks are given them, vote for them after a step,
-// and report when they have dropped them.
-#include <utility>
+#include "worker/keeper/put_forwarder.h"
 
-#include "absl/strings/str_cat.h"
-#include "worker/keeper/hosted_job.h"
-#include "worker/memory/fd_passing.h"
+#include <atomic>
+#include <utility>
 
 namespace tessera {
 
-void HostedJob::OfferPut(std::shared_ptr<const StagedPut> put) {
-  absl::MutexLock lock(&mu_);
+void PutForwarder::Offer(std::shared_ptr<const StagedPut> put) {
   put_.Begin(put->put);
-  staged_put_ = std::move(put);
-  for (int i = 0; i < local().count(); ++i) GivePutLocked(local().first() + i);
+  staged_ = std::move(put);
+  const LocalRanks& local = context_->local();
+  for (int i = 0; i < local.count(); ++i) GiveTo(Rank(local.first() + i));
 }
 
-void HostedJob::GivePutLocked(int rank) {
-  HostedRank& slot = SlotOf(Rank(rank));
+void PutForwarder::GiveTo(Rank rank) {
+  ExecutorSlot& slot = executors_->Of(rank);
   if (!put_.is_offered() || !slot.ready) return;
   v1::ExecutorCommand command;
-  command.mutable_put()->set_put(staged_put_->put);
-  command.mutable_put()->set_manifest_offset_bytes(staged_put_->manifest_offset_bytes);
-  command.mutable_put()->set_manifest_size_bytes(staged_put_->manifest_size_bytes);
-  put_.Given(rank);
-  SendLocked(slot, command, {staged_put_->file.fd()});
+  command.mutable_put()->set_put(staged_->put);
+  command.mutable_put()->set_manifest_offset_bytes(staged_->manifest_offset_bytes);
+  command.mutable_put()->set_manifest_size_bytes(staged_->manifest_size_bytes);
+  put_.Given(static_cast<int>(rank.value()));
+  slot.Send(command, {staged_->file.fd()});
 }
 
-void HostedJob::DropPutLocked() {
-  staged_put_ = nullptr;
+void PutForwarder::Drop() {
+  staged_ = nullptr;
   v1::ExecutorCommand command;
   command.mutable_drop_put()->set_put(put_.put());
-  for (HostedRank& slot : ranks_) SendLocked(slot, command);
+  executors_->SendAll(command);
 }
 
-void HostedJob::WithdrawPut(uint64_t put) {
-  absl::MutexLock lock(&mu_);
+void PutForwarder::Withdraw(uint64_t put) {
   if (put != put_.put() || !put_.is_offered()) return;
   put_.Withdraw(put);
-  DropPutLocked();
+  Drop();
 }
 
-void HostedJob::OnPutGoneLocked(Rank rank, const v1::ExecutorPutGone& gone) {
+void PutForwarder::OnGone(Rank rank, const v1::ExecutorPutGone& gone) {
   const bool was_offered = put_.is_offered();
   put_.Gone(static_cast<int>(rank.value()), gone.put(), gone.failure());
-  if (was_offered && !put_.is_offered()) DropPutLocked();
+  if (was_offered && !put_.is_offered()) Drop();
 }
 
-void HostedJob::OnPutHolderEnded(Rank rank) {
-  absl::MutexLock lock(&mu_);
+void PutForwarder::OnHolderEnded(Rank rank) {
   const bool was_offered = put_.is_offered();
   put_.Ended(static_cast<int>(rank.value()));
-  if (was_offered && !put_.is_offered()) DropPutLocked();
+  if (was_offered && !put_.is_offered()) Drop();
 }
 
-HostedJob::PutProgress HostedJob::ProgressOfPut(uint64_t put) const {
-  absl::MutexLock lock(&mu_);
-  PutProgress progress;
+PutForwarder::Progress PutForwarder::ProgressOf(uint64_t put) const {
+  Progress progress;
   // Looked at in this order: none that is over can be decided afterwards.
   progress.is_over = put_.IsOver(put);
   if (put == put_.put()) progress.failure = put_.failure();
-  const GroupPage& group = *regions_.group();
+  const GroupPage& group = *context_->regions.group();
   progress.decided = FindPut(group, put);
   if (!progress.decided.has_value()) return progress;
   progress.is_applied = true;
-  for (int i = 0; i < local().count(); ++i) {
+  for (int i = 0; i < context_->local().count(); ++i) {
     if (group.ranks[i].applied_step.load(std::memory_order_acquire) < progress.decided->step)
       progress.is_applied = false;
   }

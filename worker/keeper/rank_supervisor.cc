@@ -1,30 +1,24 @@
-// The supervision of a rank's executors: launches, events, ends.
-#include <poll.h>
-#include <sys/socket.h>
+#include "worker/keeper/rank_supervisor.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/retry.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/model_file.h"
-#include "worker/keeper/executor_event.h"
-#include "worker/keeper/hosted_job.h"
-#include "worker/keeper/standstill.h"
-#include "worker/memory/control_page.h"
+#include "worker/keeper/executor_watch.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
 namespace {
 
-// Between two looks at an executor that says nothing.
+// Between two looks for a trainer that hosts the rank's executor.
 constexpr absl::Duration kLook = absl::Milliseconds(500);
 
 // After so many executors in a row that ended before they were ready, the coordinator is told.
@@ -40,53 +34,80 @@ absl::Duration RelaunchDelay(int failed_starts) {
 
 }  // namespace
 
-void HostedJob::Supervise(Rank rank) {
+absl::StatusOr<std::unique_ptr<RankSupervisor>> RankSupervisor::Start(const JobContext* context,
+                                                                      JobParts* parts, Rank rank) {
+  std::unique_ptr<RankSupervisor> supervisor(new RankSupervisor(context, parts, rank));
+  ASSIGN_OR_RETURN(supervisor->thread_,
+                   StartThread(absl::StrCat("job '", context->job_id, "' rank ", rank.value()),
+                               [self = supervisor.get()] { self->Run(); }));
+  return supervisor;
+}
+
+RankSupervisor::~RankSupervisor() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void RankSupervisor::Run() {
   int failed_starts = 0;  // In a row.
   while (true) {
-    const absl::StatusOr<int> socket = LaunchExecutor(rank);
+    const absl::StatusOr<int> socket = Launch();
     ExecutorEnd end;
     if (socket.ok()) {
-      ReadEvents(rank, *socket);
-      end = ReapExecutor(rank);
+      ExecutorWatch(context_, parts_, rank_, *socket).ReadEvents();
+      end = Reap();
     } else {
       end.how = socket.status().ToString();
     }
-    absl::MutexLock lock(&mu_);
-    if (closing_) return;
-    const HostedRank& slot = SlotOf(rank);
+    absl::MutexLock lock(&parts_->mu);
+    if (parts_->epochs.is_closed()) return;
     // Where a trainer hosts or is about to, the end says nothing of the next start.
-    const bool is_failed_start = !end.was_ready && !end.was_hosted && slot.offer == nullptr;
+    const bool is_failed_start =
+        !end.was_ready && !end.was_hosted && !parts_->trainers.HasOffer(rank_);
     failed_starts = is_failed_start ? failed_starts + 1 : 0;
     if (end.left_its_epoch) {
-      TESSERA_LOG(INFO, "job {} rank {}: the executor left with its trainer", job_id_,
-                  rank.value());
+      TESSERA_LOG(INFO, "job {} rank {}: the executor left with its trainer", context_->job_id,
+                  rank_.value());
       continue;
     }
-    if (slot.vacant && phase_ == EpochPhase::kRunning) {
+    if (parts_->executors.Of(rank_).vacant && parts_->epochs.phase() == EpochPhase::kRunning) {
       // The epoch continues without one, and this one was in none.
-      TESSERA_LOG(WARNING, "job {} rank {}: executor {}", job_id_, rank.value(), end.how);
+      TESSERA_LOG(WARNING, "job {} rank {}: executor {}", context_->job_id, rank_.value(), end.how);
     } else {
-      OnExecutorEndLocked(rank, end.how, failed_starts);
+      OnEndLocked(end.how, failed_starts);
     }
     if (failed_starts == 0) continue;
-    const auto go_on = [this, &slot]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-      return closing_ || slot.offer != nullptr;
+    const auto go_on = [this]() ABSL_SHARED_LOCKS_REQUIRED(parts_->mu) {
+      return parts_->epochs.is_closed() || parts_->trainers.HasOffer(rank_);
     };
-    AwaitWithTimeout(&mu_, absl::Condition(&go_on), RelaunchDelay(failed_starts));
-    if (closing_) return;
+    AwaitWithTimeout(&parts_->mu, absl::Condition(&go_on), RelaunchDelay(failed_starts));
+    if (parts_->epochs.is_closed()) return;
   }
 }
 
-absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
+void RankSupervisor::AwaitOffer() {
+  absl::MutexLock lock(&parts_->mu);
+  EpochMachine& epochs = parts_->epochs;
+  const auto is_over = [this]() ABSL_SHARED_LOCKS_REQUIRED(parts_->mu) {
+    return parts_->epochs.is_closed() || parts_->trainers.HasOffer(rank_);
+  };
+  const absl::Duration look = std::min(kLook, context_->answer_timeout);
+  while (!AwaitWithTimeout(&parts_->mu, absl::Condition(&is_over), look)) {
+    if (epochs.phase() == EpochPhase::kPreparing &&
+        SteadyNow() - epochs.preparing_since() >= context_->answer_timeout)
+      epochs.Fail(rank_, parts_->trainers.WhyItNeedsHost(rank_), EpochEvent::kGiveUp);
+  }
+}
+
+absl::StatusOr<int> RankSupervisor::Launch() {
   v1::Job job;
   std::unique_ptr<HostOffer> offer;
   do {
-    if (needs_hosts()) AwaitOffer(rank);
-    absl::MutexLock lock(&mu_);
-    if (closing_) return absl::CancelledError("the job ends");
-    job = job_;
-    offer = std::move(SlotOf(rank).offer);
-  } while (needs_hosts() && offer == nullptr);  // The offering trainer may be gone again.
+    if (context_->needs_hosts()) AwaitOffer();
+    absl::MutexLock lock(&parts_->mu);
+    if (parts_->epochs.is_closed()) return absl::CancelledError("the job ends");
+    job = parts_->epochs.job();
+    offer = parts_->trainers.TakeOffer(rank_);
+  } while (context_->needs_hosts() && offer == nullptr);  // The offering trainer may be gone again.
   UniqueFd socket;
   std::unique_ptr<RunningExecutor> executor;
   if (offer != nullptr) {
@@ -95,111 +116,65 @@ absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
   } else {
     ASSIGN_OR_RETURN(auto sockets, CreatePacketSocketPair());
     socket = std::move(sockets.first);
-    ASSIGN_OR_RETURN(executor, launcher_->Launch(std::move(sockets.second),
-                                                 absl::StrCat(job_id_, "/", rank.value())));
+    ASSIGN_OR_RETURN(
+        executor, context_->launcher->Launch(std::move(sockets.second),
+                                             absl::StrCat(context_->job_id, "/", rank_.value())));
   }
-  if (vault_ != nullptr)
-    vault_->NoteExecutor(vault_owner_, rank, offer != nullptr ? 0 : executor->pid());
-  const absl::Status sent = regions_.SendSetup(socket.get(), job, rank, data_host_);
+  if (context_->vault != nullptr)
+    context_->vault->NoteExecutor(context_->vault_owner, rank_,
+                                  offer != nullptr ? 0 : executor->pid());
+  const absl::Status sent =
+      context_->regions.SendSetup(socket.get(), job, rank_, context_->data_host);
   if (!sent.ok()) {
     socket.Reset();  // Ends the executor, also one that is a thread.
     executor->Kill();
     // How it ended says more than that it did not listen.
     return Annotate(sent, absl::StrCat(executor->Wait(), "; executor setup"));
   }
-  absl::MutexLock lock(&mu_);
-  HostedRank& slot = SlotOf(rank);
+  absl::MutexLock lock(&parts_->mu);
+  ExecutorSlot& slot = parts_->executors.Of(rank_);
   slot.socket = std::move(socket);
   slot.executor = std::move(executor);
   slot.host = offer != nullptr ? offer->attachment : Incarnation();
   slot.ending = slot.left = false;
   slot.launched_at = SteadyNow();
-  const bool is_wanted = offer != nullptr ? HostIsAttachedLocked(slot, slot.host)
-                                          : slot.offer == nullptr;  // Meanwhile a trainer came.
-  if (closing_ || !is_wanted) EndExecutorLocked(slot);
+  const bool is_wanted = offer != nullptr
+                             ? parts_->trainers.HostIsAttached(rank_, slot.host)
+                             : !parts_->trainers.HasOffer(rank_);  // Meanwhile a trainer came.
+  if (parts_->epochs.is_closed() || !is_wanted) slot.End();
   return slot.socket.get();
 }
 
-void HostedJob::ReadEvents(Rank rank, int socket) {
-  {
-    absl::ReleasableMutexLock lock(&mu_);
-    if (SlotOf(rank).host != Incarnation()) {
-      lock.Release();
-      return ReadHostedEvents(rank, socket);
-    }
-  }
-  while (true) {
-    AwaitLaunched(rank, socket);
-    const absl::StatusOr<Packet> packet = ReceivePacket(socket);
-    if (!packet.ok()) return;
-    const absl::StatusOr<v1::ExecutorEvent> event = ParseExecutorEvent(packet->bytes);
-    if (!event.ok()) {  // No executor of ours: it makes room for one.
-      TESSERA_LOG(ERROR, "job {} rank {}: its executor: {}", job_id_, rank.value(),
-                  event.status().ToString());
-      return;
-    }
-    OnEvent(rank, *event);
-  }
-}
-
-void HostedJob::AwaitLaunched(Rank rank, int socket) {
-  const absl::Duration patience = std::min(kStandstill, answer_timeout_);
-  const int look_ms = static_cast<int>(absl::ToInt64Milliseconds(std::min(kLook, patience / 2)));
-  Standstill standstill(patience, regions_.config().collective_timeout);
-  const ControlPage& page = *regions_.control(rank);
-  while (true) {
-    pollfd readable = {socket, POLLIN, 0};
-    const int ready = poll(&readable, 1, std::max(look_ms, 1));
-    if (ready > 0 || (ready < 0 && errno != EINTR)) return;
-    absl::MutexLock lock(&mu_);
-    HostedRank& slot = SlotOf(rank);
-    if (slot.executor == nullptr || slot.ending) continue;
-    Standstill::Look look;
-    look.is_stopped = slot.executor->is_stopped();
-    if (phase_ == EpochPhase::kPreparing && slot.ready && !slot.quiet)
-      look.asked = std::max(preparing_since_, slot.ready_at);
-    if (phase_ == EpochPhase::kRunning && page.epoch.load() == epoch_.value()) {
-      look.kind = page.progress_kind.load();
-      look.consumed = page.consumed.load();
-    }
-    const std::optional<Standstill::Verdict> verdict = standstill.Judge(look, SteadyNow());
-    if (!verdict.has_value()) continue;
-    TESSERA_LOG(WARNING, "job {} rank {}: its executor, {}, {}{}", job_id_, rank.value(),
-                slot.executor->Describe(), verdict->why, verdict->end ? ": it is killed" : "");
-    if (!verdict->end) continue;
-    slot.why_ended = verdict->why;
-    return EndExecutorLocked(slot);
-  }
-}
-
-std::string HostedJob::AwaitEnd(Rank rank, RunningExecutor* executor) {
-  const absl::Duration patience = std::min(kStandstill, answer_timeout_);
+std::string RankSupervisor::AwaitEnd(RunningExecutor* executor) {
+  const absl::Duration patience = std::min(ExecutorWatch::kStandstill, context_->answer_timeout);
   while (!executor->EndsWithin(patience)) {
-    const std::string reason = absl::StrCat("the executor of rank ", rank.value(),
+    const std::string reason = absl::StrCat("the executor of rank ", rank_.value(),
                                             " was killed and does not end: ", executor->Describe());
-    absl::MutexLock lock(&mu_);
-    TESSERA_LOG(ERROR, "job {}: {}", job_id_, reason);
-    if (phase_ != EpochPhase::kPreparing || SteadyNow() - preparing_since_ >= patience)
-      EndEpochOfRankLocked(rank, reason, EpochEvent::kGiveUp);
+    absl::MutexLock lock(&parts_->mu);
+    EpochMachine& epochs = parts_->epochs;
+    TESSERA_LOG(ERROR, "job {}: {}", context_->job_id, reason);
+    if (epochs.phase() != EpochPhase::kPreparing ||
+        SteadyNow() - epochs.preparing_since() >= patience)
+      epochs.EndOfRank(rank_, reason, EpochEvent::kGiveUp);
   }
   return executor->Wait();
 }
 
-HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
+RankSupervisor::ExecutorEnd RankSupervisor::Reap() {
   std::unique_ptr<RunningExecutor> executor;
   ExecutorEnd end;
   std::string saving_path, why_ended;
   {
-    absl::MutexLock lock(&mu_);
-    HostedRank& slot = SlotOf(rank);
+    absl::MutexLock lock(&parts_->mu);
+    ExecutorSlot& slot = parts_->executors.Of(rank_);
     saving_path.swap(slot.saving_path);
     why_ended.swap(slot.why_ended);
     executor = std::move(slot.executor);
     end.was_ready = slot.ready;
     end.was_hosted = slot.host != Incarnation();
     // Where its trainer is still there, it waits for what nobody does.
-    end.left_its_epoch =
-        slot.left && phase_ == EpochPhase::kRunning && !HostIsAttachedLocked(slot, slot.host);
+    end.left_its_epoch = slot.left && parts_->epochs.phase() == EpochPhase::kRunning &&
+                         !parts_->trainers.HostIsAttached(rank_, slot.host);
     if (end.left_its_epoch) slot.vacant = true;
     slot.host = Incarnation();
     slot.ready = false;
@@ -209,11 +184,14 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   }
   // The socket is closed, so either it is dead or it is beyond use.
   executor->Kill();
-  end.how = AwaitEnd(rank, executor.get());
+  end.how = AwaitEnd(executor.get());
   if (!why_ended.empty()) absl::StrAppend(&end.how, " as it ", why_ended);
-  OnPutHolderEnded(rank);
+  {
+    absl::MutexLock lock(&parts_->mu);
+    parts_->puts.OnHolderEnded(rank_);
+  }
   if (!saving_path.empty()) {
-    TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", job_id_, rank.value(),
+    TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", context_->job_id, rank_.value(),
                 PrintableUtf8(saving_path));
     ModelFile::Discard(saving_path);
     DiscardFolder(saving_path);
@@ -221,95 +199,17 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   return end;
 }
 
-void HostedJob::OnExecutorEndLocked(Rank rank, const std::string& how, int failed_starts) {
-  TESSERA_LOG(WARNING, "job {} rank {}: executor {}", job_id_, rank.value(), how);
-  EndOpenSaveLocked(rank, how);
-  std::string reason = absl::StrCat("the executor of rank ", rank.value(), " ended: ", how);
+void RankSupervisor::OnEndLocked(const std::string& how, int failed_starts) {
+  TESSERA_LOG(WARNING, "job {} rank {}: executor {}", context_->job_id, rank_.value(), how);
+  parts_->saves.EndOpen(rank_, how);
+  std::string reason = absl::StrCat("the executor of rank ", rank_.value(), " ended: ", how);
   if (failed_starts >= kFailedStartsTold) {
-    reason = absl::StrCat("the executor of rank ", rank.value(), " (", launcher_->name(),
+    reason = absl::StrCat("the executor of rank ", rank_.value(), " (", context_->launcher->name(),
                           ") ended ", failed_starts, " times before it was ready: ", how);
   }
-  EndEpochOfRankLocked(
-      rank, reason,
+  parts_->epochs.EndOfRank(
+      rank_, reason,
       failed_starts >= kFailedStartsTold ? EpochEvent::kGiveUp : EpochEvent::kFailure);
-}
-
-void HostedJob::EndEpochOfRankLocked(Rank rank, const std::string& reason, EpochEvent event) {
-  ControlPage* page = regions_.control(rank);
-  const uint32_t ended = page->epoch.load();
-  if (page->failed_epoch.load() < ended) PublishFailure(page, ended, absl::AbortedError(reason));
-  FailLocked(rank, reason, event);
-}
-
-void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
-  absl::MutexLock lock(&mu_);
-  HostedRank& slot = SlotOf(rank);
-  v1::WorkerEvent out;
-  switch (event.event_case()) {
-    case v1::ExecutorEvent::kReady:
-      if (slot.ending) return;
-      slot.ready = true;
-      slot.ready_at = SteadyNow();
-      GivePutLocked(static_cast<int>(rank.value()));
-      SendWishLocked(slot);
-      if (local().spans_workers()) {
-        if (phase_ == EpochPhase::kPreparing) PrepareRankLocked(slot);
-        return;
-      }
-      slot.quiet = true;
-      MaybePreparedLocked();
-      return;
-    case v1::ExecutorEvent::kQuiesced:
-      if (event.quiesced().epoch() < epoch_.value()) return;
-      // Nobody asked: there is nothing that it is needed for.
-      if (slot.host != Incarnation() && phase_ == EpochPhase::kRunning) slot.left = true;
-      if (slot.ending) return;
-      // One that was told to leave before it was told to listen answers again.
-      if (local().spans_workers() && event.quiesced().address().empty()) return;
-      slot.address = event.quiesced().address();
-      slot.quiet = true;
-      MaybePreparedLocked();
-      return;
-    case v1::ExecutorEvent::kOrder:
-      if (event.order().epoch() != epoch_.value()) return;
-      slot.pending_order = event.order();
-      slot.pending_order.set_job_id(job_id_);
-      slot.pending_order.set_rank(static_cast<int>(rank.value()));
-      slot.pending_order.set_creation(creation_);
-      *out.mutable_order() = slot.pending_order;
-      break;
-    case v1::ExecutorEvent::kStep:
-      slot.last_report = event.step();
-      slot.last_report.set_job_id(job_id_);
-      slot.last_report.set_rank(static_cast<int>(rank.value()));
-      slot.last_report.set_creation(creation_);
-      *out.mutable_step() = slot.last_report;
-      break;
-    case v1::ExecutorEvent::kFailure:
-      if (!slot.ready) slot.why_ended = absl::StrCat("started: ", event.failure().reason());
-      if (event.failure().epoch() == epoch_.value()) {
-        const int code = event.failure().code();
-        FailLocked(rank, absl::StrCat("rank ", rank.value(), ": ", event.failure().reason()),
-                   EpochEvent::kFailure,
-                   code == 0 ? absl::StatusCode::kAborted : static_cast<absl::StatusCode>(code));
-      }
-      return;
-    case v1::ExecutorEvent::kSaving:
-      slot.saving_path = event.saving().path();
-      return;
-    case v1::ExecutorEvent::kPutGone:
-      OnPutGoneLocked(rank, event.put_gone());
-      return;
-    case v1::ExecutorEvent::kSave:
-      OnSaveReportLocked(rank, event.save());
-      return;
-    case v1::ExecutorEvent::kStarted:
-      if (event.started().epoch() == epoch_.value()) RecordOf(rank).lacks_values.store(0);
-      return;
-    case v1::ExecutorEvent::EVENT_NOT_SET:
-      return;
-  }
-  emit_(out);
 }
 
 }  // namespace tessera
