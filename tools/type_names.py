@@ -19,17 +19,17 @@ _NOISE = re.compile(
       | (?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'                     # character; 1'000'000 is a number
       | ^[ \t]*\#(?:[^\n\\]|\\.|\\\n)*                          # preprocessor line
     """, re.VERBOSE | re.DOTALL | re.MULTILINE)
-_TOKEN = re.compile(r"[A-Za-z_]\w*|::|[{};<>()\[\],=:]|\n|\S")
-_TYPE_KEYWORDS = {"class", "struct", "union", "enum"}
+TOKEN = re.compile(r"[A-Za-z_]\w*|::|[{};<>()\[\],=:]|\n|\S")
+TYPE_KEYWORDS = {"class", "struct", "union", "enum"}
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*$")
 _ENDS_A_HEAD = {"{", ";", "}"}
 
 
-def _without_noise(text):
+def without_noise(text):
     return _NOISE.sub(lambda match: "\n" * match.group().count("\n") or " ", text)
 
 
-def _scope_of(head):
+def scope_of(head):
     """What `{` opens after the tokens of `head`: ("namespace", [parts]), ("type", name) or None.
 
     A namespace without a name has no parts.
@@ -39,7 +39,7 @@ def _scope_of(head):
     depth = 0
     for index, token in enumerate(head):
         depth += {"<": 1, ">": -1}.get(token, 0)
-        if depth == 0 and token in _TYPE_KEYWORDS:
+        if depth == 0 and token in TYPE_KEYWORDS:
             return _type_named_by(head[index + 1:])
         if depth == 0 and token in ("(", "="):
             return None  # A function, or a value in braces.
@@ -57,7 +57,7 @@ def _type_named_by(rest):
             break
         if depth == 0 and token == ">":
             name += "<" + "".join(rest[rest.index("<") + 1:index]) + ">"
-        elif depth == 0 and _IDENTIFIER.match(token) and token not in _TYPE_KEYWORDS:
+        elif depth == 0 and _IDENTIFIER.match(token) and token not in TYPE_KEYWORDS:
             # Macros and attributes come before the name. Outer::Inner is one name.
             name = name + "::" + token if name and rest[index - 1] == "::" else token
     return ("type", name) if name else None
@@ -71,7 +71,7 @@ def _takes_arguments(word):
 def definitions(path, text):
     """Returns the Definitions of named types of namespaces in the text of one file."""
     found, scopes, head, line = [], [], [], 1
-    for token in _TOKEN.findall(_without_noise(text)):
+    for token in TOKEN.findall(without_noise(text)):
         if token == "\n":
             line += 1
             continue
@@ -79,7 +79,7 @@ def definitions(path, text):
             head.append(token)
             continue
         if token == "{":
-            scope = _scope_of(head)
+            scope = scope_of(head)
             in_namespaces = all(kind == "namespace" and parts for kind, parts in scopes)
             if scope and scope[0] == "type" and in_namespaces:
                 parts = [part for _, parts in scopes for part in parts]

@@ -1,26 +1,28 @@
 #include "worker/keeper/hosted_job.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
+#include <atomic>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/fault_point.h"
-#include "base/log.h"
-#include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/steady_time.h"
-#include "base/utf8.h"
-#include "worker/keeper/decision_codec.h"
-#include "worker/memory/fd_passing.h"
+#include "job/worker_events.h"
+#include "worker/memory/control_page.h"
 
 namespace tessera {
 namespace {
 
-// How long a rank is kept for the trainer that was attached when the daemon before ended: as long
-// as a trainer waits.
-constexpr absl::Duration kFormerTrainerTimeout = absl::Minutes(2);
+std::string Doing(const ControlPage& page, const ModelLayout& layout) {
+  const uint32_t kind = page.progress_kind.load();
+  if (kind == 0) return "idle";
+  const int32_t unit = page.progress_unit.load();
+  std::string text = OpName(static_cast<OpKind>(kind));
+  if (unit >= 0 && unit < static_cast<int32_t>(layout.units.size())) {
+    absl::StrAppend(&text, " ", layout.units[unit].flat.unit_name());
+  }
+  return text;
+}
 
 }  // namespace
 
@@ -31,9 +33,9 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(
   ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job, local, device_memory, budget));
   if (device_memory != nullptr) vault = nullptr;  // It holds no memory of a GPU.
   std::string owner = vault == nullptr ? "" : vault->PutJob(job, regions);
-  std::unique_ptr<HostedJob> hosted(new HostedJob(job, std::move(regions), data_host, launcher,
-                                                  std::move(emit), answer_timeout, vault,
-                                                  std::move(owner)));
+  std::unique_ptr<HostedJob> hosted(
+      new HostedJob(job, {job.job_id(), job.creation(), std::move(regions), data_host, launcher,
+                          std::move(emit), answer_timeout, vault, std::move(owner)}));
   const absl::Status started = hosted->StartSupervisors();
   if (!started.ok()) hosted->MarkDropped();
   RETURN_IF_ERROR(started);
@@ -45,9 +47,9 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Restore(
     ExecutorLauncher* launcher, Emit emit, MemoryBudget* budget, JobVault* vault) {
   ASSIGN_OR_RETURN(JobRegions regions,
                    JobRegions::Restore(held.job, local, budget, std::move(held.memory)));
-  std::unique_ptr<HostedJob> hosted(new HostedJob(held.job, std::move(regions), data_host, launcher,
-                                                  std::move(emit), kAnswerTimeout, vault,
-                                                  std::move(held.owner)));
+  std::unique_ptr<HostedJob> hosted(new HostedJob(
+      held.job, {held.job.job_id(), held.job.creation(), std::move(regions), data_host, launcher,
+                 std::move(emit), kAnswerTimeout, vault, std::move(held.owner)}));
   hosted->EndEpochOfDaemonBefore(std::move(held.trainers));
   RETURN_IF_ERROR(hosted->StartSupervisors());
   return hosted;
@@ -55,253 +57,178 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Restore(
 
 absl::Status HostedJob::StartSupervisors() {
   for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
-    ASSIGN_OR_RETURN(std::thread supervisor,
-                     StartThread(absl::StrCat("job '", job_id_, "' rank ", rank),
-                                 [this, rank] { Supervise(Rank(rank)); }));
+    ASSIGN_OR_RETURN(std::unique_ptr<RankSupervisor> supervisor,
+                     RankSupervisor::Start(&context_, &parts_, Rank(rank)));
     supervisors_.push_back(std::move(supervisor));
   }
   return absl::OkStatus();
 }
 
 void HostedJob::EndEpochOfDaemonBefore(std::map<int, UniqueFd> trainers) {
-  const absl::Status reason = absl::AbortedError("the worker's daemon was replaced");
-  absl::MutexLock lock(&mu_);
-  epoch_ = Epoch(job_.epoch());
-  phase_ = EpochPhase::kRunning;
-  for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
-    ControlPage* page = regions_.control(Rank(rank));
-    if (page->failed_epoch.load() < page->epoch.load())
-      PublishFailure(page, page->epoch.load(), reason);
-    // Readers of a version were in the daemon.
-    StateHold& hold = RecordOf(Rank(rank)).hold;
-    hold.held.store(0);
-    Bump(&hold.changes);
-    if (const auto trainer = trainers.find(rank); trainer != trainers.end()) {
-      HostedRank& slot = SlotOf(Rank(rank));
-      slot.former = Incarnation(RecordOf(Rank(rank)).attachment.load());
-      slot.former_process = std::move(trainer->second);
-      slot.former_until = SteadyNow() + kFormerTrainerTimeout;
-    }
-  }
-  FailLocked(Rank(local().first()), std::string(reason.message()));
+  absl::MutexLock lock(&parts_.mu);
+  parts_.trainers.KeepFor(std::move(trainers));
+  parts_.epochs.EndThatOfDaemonBefore();
 }
 
-HostedJob::HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
-                     ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout,
-                     JobVault* vault, std::string owner)
-    : job_id_(job.job_id()),
-      creation_(job.creation()),
-      regions_(std::move(regions)),
-      data_host_(std::move(data_host)),
-      launcher_(launcher),
-      emit_(std::move(emit)),
-      answer_timeout_(answer_timeout),
-      vault_(vault),
-      vault_owner_(std::move(owner)),
-      job_(job),
-      ranks_(regions_.local().count()) {
-  // None that an earlier daemon, or the memory before this one, gave.
-  if (vault_ != nullptr) next_attachment_ = absl::ToUnixMicros(WallNow());
-}
+HostedJob::HostedJob(const v1::Job& job, JobContext context)
+    : context_(std::move(context)), parts_(&context_, job) {}
 
 HostedJob::~HostedJob() {
   const absl::Status reason =
-      absl::CancelledError(absl::StrCat("job '", job_id_, "' ends on this worker"));
+      absl::CancelledError(absl::StrCat("job '", context_.job_id, "' ends on this worker"));
   Epoch epoch;
   {
-    absl::MutexLock lock(&mu_);
-    closing_ = true;
-    epoch = epoch_;
-    AbortAllLocked(epoch, reason);
-    for (HostedRank& slot : ranks_) EndExecutorLocked(slot);
+    absl::MutexLock lock(&parts_.mu);
+    epoch = parts_.epochs.epoch();
+    parts_.epochs.Close(reason);
+    for (ExecutorSlot& slot : parts_.executors) slot.End();
   }
-  for (std::thread& supervisor : supervisors_) supervisor.join();
-  if (vault_ != nullptr && is_dropped_.load()) vault_->Drop(vault_owner_);
+  supervisors_.clear();  // Waits for their threads.
+  if (context_.vault != nullptr && is_dropped_.load()) context_.vault->Drop(context_.vault_owner);
   // No executor lives, but perhaps one in a trainer that stands still. One may have been killed
   // before it could tell its trainer, and a trainer that recovers from the end of an epoch must
   // learn that none follows.
   for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
-    ControlPage* page = regions_.control(Rank(rank));
+    ControlPage* page = regions().control(Rank(rank));
     const uint32_t ended = static_cast<uint32_t>(epoch.value()), failed = page->failed_epoch.load();
     if (failed >= ended && page->failure_code == reason.raw_code()) continue;
     PublishFailure(page, std::max(ended, failed), reason);
   }
 }
 
-void HostedJob::SendLocked(HostedRank& slot, const v1::ExecutorCommand& command,
-                           absl::Span<const int> fds) {
-  // A full or closed socket means a stuck or dead executor; its supervisor sees the end.
-  if (slot.ready && !slot.ending &&
-      !SendPacket(slot.socket.get(), command.SerializeAsString(), fds, /*wait=*/false).ok()) {
-    slot.ending = true;
-    shutdown(slot.socket.get(), slot.host == Incarnation() ? SHUT_RDWR : SHUT_WR);
-  }
-}
-
-Epoch HostedJob::epoch() const {
-  absl::MutexLock lock(&mu_);
-  return epoch_;
-}
-
-bool HostedJob::has_begun() const { return regions_.group()->has_begun.load() != 0; }
-
-void HostedJob::AbortAllLocked(Epoch ended, const absl::Status& reason, bool prepare) {
-  regions_.AbortCollectives(ended, reason);
-  v1::ExecutorCommand command;
-  command.mutable_abort()->set_epoch(epoch_.value());
-  command.mutable_abort()->set_reason(PrintableUtf8(reason.message()));
-  command.mutable_abort()->set_code(reason.raw_code());
-  command.mutable_abort()->set_prepare(prepare);
-  for (HostedRank& slot : ranks_) {
-    slot.pending_order.Clear();
-    SendLocked(slot, command);
-  }
-}
-
-void HostedJob::PrepareRankLocked(HostedRank& slot) {
-  v1::ExecutorCommand command;
-  command.mutable_abort()->set_epoch(epoch_.value());
-  command.mutable_abort()->set_reason("a new epoch begins");
-  command.mutable_abort()->set_code(static_cast<int>(absl::StatusCode::kAborted));
-  command.mutable_abort()->set_prepare(true);
-  SendLocked(slot, command);
-}
-
-void HostedJob::FailLocked(Rank rank, const std::string& reason, EpochEvent event,
-                           absl::StatusCode code) {
-  if (Transition(phase_, event) == phase_) return;
-  phase_ = Transition(phase_, event);
-  TESSERA_LOG(WARNING, "job {} epoch {} failed: {}", job_id_, epoch_.value(), reason);
-  AbortAllLocked(epoch_, absl::Status(code, reason));
-  v1::RankFailure* failure = failure_.mutable_failure();
-  failure->set_job_id(job_id_);
-  failure->set_creation(creation_);
-  failure->set_epoch(epoch_.value());
-  failure->set_rank(rank.value());
-  failure->set_reason(PrintableUtf8(reason));
-  if (code != absl::StatusCode::kAborted) failure->set_code(static_cast<int>(code));
-  emit_(failure_);
-}
-
 void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
-  absl::MutexLock lock(&mu_);
-  FaultPoint("job.prepare").IgnoreError();  // A place to hang in, not to fail.
-  const Epoch epoch(prepare.job().epoch());
-  if (epoch < epoch_) return;
-  if (epoch == epoch_) {
-    if (phase_ == EpochPhase::kPrepared) emit_(PreparedEventLocked());
-    return;
-  }
-  job_ = prepare.job();
-  if (vault_ != nullptr) vault_->NoteJob(vault_owner_, job_);
-  regions_.group()->prepared_epoch.store(epoch.value());
-  // The error of another worker's rank may come this way first.
-  const absl::Status reason(prepare.code() == 0 ? absl::StatusCode::kAborted
-                                                : static_cast<absl::StatusCode>(prepare.code()),
-                            prepare.reason());
-  const Epoch ended = epoch_;
-  epoch_ = epoch;
-  phase_ = Transition(phase_, EpochEvent::kPrepare);
-  preparing_since_ = SteadyNow();
-  failure_.Clear();
-  for (HostedRank& slot : ranks_) slot.quiet = false;
-  AbortAllLocked(ended, reason,
-                 /*prepare=*/true);  // Also answered by an executor outside an epoch.
+  absl::MutexLock lock(&parts_.mu);
+  parts_.epochs.Prepare(prepare);
 }
 
-void HostedJob::MaybePreparedLocked() {
-  if (phase_ != EpochPhase::kPreparing) return;
-  for (const HostedRank& slot : ranks_) {
-    if (!slot.ready || !slot.quiet || slot.ending) return;
-  }
-  phase_ = Transition(phase_, EpochEvent::kAllQuiet);
-  regions_.SetTaken();
-  emit_(PreparedEventLocked());
+void HostedJob::Start(const v1::StartEpoch& start) {
+  absl::MutexLock lock(&parts_.mu);
+  parts_.epochs.Start(start);
 }
 
-v1::WorkerEvent HostedJob::PreparedEventLocked() const {
-  v1::WorkerEvent event;
-  event.mutable_prepared()->set_job_id(job_id_);
-  event.mutable_prepared()->set_creation(creation_);
-  event.mutable_prepared()->set_epoch(epoch_.value());
-  event.mutable_prepared()->set_decided_step(regions_.group()->decided_step.load());
-  const GroupPage& group = *regions_.group();
-  const bool lacks_values =
-      std::any_of(group.ranks, group.ranks + local().count(),
-                  [](const RankRecord& rank) { return rank.lacks_values.load() != 0; });
-  event.mutable_prepared()->set_holds_nothing(group.has_begun.load() == 0 || lacks_values);
-  if (!local().spans_workers()) return event;
-  event.mutable_prepared()->set_decision(
-      EncodeDecision(*regions_.group(), regions_.update_counts(), regions_.config().groups.size()));
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    (*event.mutable_prepared()->mutable_rank_addresses())[local().first() + static_cast<int>(i)] =
-        ranks_[i].address;
+void HostedJob::Release(const v1::OrderRelease& release) {
+  absl::MutexLock lock(&parts_.mu);
+  parts_.epochs.Release(release);
+}
+
+void HostedJob::Mismatch(const v1::OrderMismatch& mismatch) {
+  absl::MutexLock lock(&parts_.mu);
+  parts_.epochs.Mismatch(mismatch);
+}
+
+void HostedJob::WantSave(const v1::SaveWish& wish) {
+  absl::MutexLock lock(&parts_.mu);
+  parts_.saves.Want(wish);
+}
+
+std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
+  absl::MutexLock lock(&parts_.mu);
+  std::vector<v1::WorkerEvent> events;
+  for (const ExecutorSlot& slot : parts_.executors) {
+    if (slot.last_report.epoch() != 0) *events.emplace_back().mutable_step() = slot.last_report;
+    if (slot.pending_order.epoch() != 0)
+      *events.emplace_back().mutable_order() = slot.pending_order;
   }
-  return event;
+  for (const v1::SaveReport& save : parts_.saves.ended())
+    *events.emplace_back().mutable_save() = save;
+  if (std::optional<v1::WorkerEvent> event = parts_.epochs.Unacknowledged(); event.has_value())
+    events.push_back(*std::move(event));
+  return events;
+}
+
+v1::JobProgress HostedJob::Progress() const {
+  v1::JobProgress progress;
+  progress.set_job_id(context_.job_id);
+  progress.set_creation(context_.creation);
+  progress.set_fake_all_gather(regions().config().fake_all_gather);
+  progress.set_fake_reduce_scatter(regions().config().fake_reduce_scatter);
+  absl::MutexLock lock(&parts_.mu);
+  progress.set_epoch(parts_.epochs.epoch().value());
+  for (int i = 0; i < local().count(); ++i) {
+    const Rank rank(local().first() + i);
+    const ControlPage& page = *regions().control(rank);
+    v1::RankStatus& status = (*progress.mutable_ranks())[static_cast<int>(rank.value())];
+    // Until its executor has opened the epoch, the page tells of an earlier one: the same step may
+    // have got further there, and the coordinator would take that for a rank that went past others.
+    if (page.epoch.load(std::memory_order_acquire) ==
+        static_cast<uint32_t>(parts_.epochs.epoch().value())) {
+      // In this order: see ControlPage. A trainer can write there.
+      const auto count = [](const std::atomic<int64_t>& word) {
+        return std::clamp<int64_t>(word.load(), 0, kMaxCounter);
+      };
+      status.set_step(count(page.progress_step));
+      status.set_pass(count(page.progress_pass));
+      status.set_sequence(count(page.progress_sequence));
+    }
+    status.set_doing(Doing(page, regions().layout()));
+    status.set_attached(parts_.trainers.IsAttached(rank));
+    const RankMemoryBytes bytes = regions().Measure(rank);
+    status.set_parameter_bytes(bytes.parameters);
+    status.set_gradient_bytes(bytes.gradients);
+    status.set_optimizer_bytes(bytes.optimizer);
+    const ExecutorSlot& slot = parts_.executors.Of(rank);
+    status.set_executor_pid(slot.executor != nullptr ? slot.executor->pid() : 0);
+  }
+  return progress;
 }
 
 v1::HeldJob HostedJob::Describe() const {
-  absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&parts_.mu);
   v1::HeldJob held;
-  *held.mutable_job() = job_;
+  *held.mutable_job() = parts_.epochs.job();
   held.mutable_job()->clear_ranks();
   held.mutable_job()->clear_state_reason();
-  held.set_decided_step(regions_.group()->decided_step.load());
+  held.set_decided_step(regions().group()->decided_step.load());
   held.set_has_begun(has_begun());
   return held;
 }
 
-absl::Status HostedJob::LearnDecision(const v1::StartEpoch& start) const {
-  if (regions_.group()->decided_step.load() >= start.resume_step()) return absl::OkStatus();
-  return RecordDecision(start.decision(), start.resume_step(), regions_.group(),
-                        regions_.update_counts(), regions_.config().groups.size());
-}
-
-void HostedJob::Start(const v1::StartEpoch& start) {
-  absl::MutexLock lock(&mu_);
-  if (start.epoch() != epoch_.value() || phase_ != EpochPhase::kPrepared) return;
-  const bool is_rebuilt = std::any_of(start.rebuilt_ranks().begin(), start.rebuilt_ranks().end(),
-                                      [this](int32_t rank) { return local().Has(rank); });
-  // What is rebuilt learns it from another rank.
-  const absl::Status learned = is_rebuilt ? absl::OkStatus() : LearnDecision(start);
-  if (!learned.ok()) return FailLocked(Rank(local().first()), std::string(learned.message()));
-  phase_ = Transition(phase_, EpochEvent::kStart);
-  for (const int32_t rank : start.rebuilt_ranks()) {
-    if (local().Has(rank)) RecordOf(Rank(rank)).lacks_values.store(1);
+absl::StatusOr<GivenRank> HostedJob::Attach(const v1::AttachRequest& request,
+                                            const PacketPeer& peer, absl::Time now) {
+  std::string attach_key;
+  if (!IsOwnUser(peer)) {
+    absl::MutexLock lock(&parts_.mu);
+    attach_key = parts_.epochs.job().attach_key();
   }
-  regions_.group()->has_begun.store(1);
-  v1::ExecutorCommand command;
-  *command.mutable_start()->mutable_rank_addresses() = start.rank_addresses();
-  command.mutable_start()->set_epoch(start.epoch());
-  command.mutable_start()->set_resume_step(start.resume_step());
-  command.mutable_start()->set_frozen(start.frozen());
-  *command.mutable_start()->mutable_rebuilt_ranks() = start.rebuilt_ranks();
-  for (HostedRank& slot : ranks_) {
-    slot.quiet = false;
-    slot.vacant = false;
-    SendLocked(slot, command);
-  }
-  TESSERA_LOG(INFO, "job {} epoch {} starts after step {}", job_id_, start.epoch(),
-              start.resume_step());
+  // Outside the lock, since it computes a digest of the whole layout.
+  RETURN_IF_ERROR(CheckTrainer(context_, attach_key, request, peer));
+  absl::MutexLock lock(&parts_.mu);
+  return parts_.trainers.Attach(request, peer, now);
 }
 
-void HostedJob::Release(const v1::OrderRelease& release) {
-  absl::MutexLock lock(&mu_);
-  if (release.epoch() != epoch_.value() || !local().Has(release.rank())) return;
-  HostedRank& slot = SlotOf(Rank(release.rank()));
-  slot.pending_order.Clear();
-  v1::ExecutorCommand command;
-  *command.mutable_release() = release;
-  SendLocked(slot, command);
+void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
+  absl::MutexLock lock(&parts_.mu);
+  parts_.trainers.Detach(rank, attachment, clean);
 }
 
-void HostedJob::Mismatch(const v1::OrderMismatch& mismatch) {
-  absl::MutexLock lock(&mu_);
-  if (mismatch.epoch() != epoch_.value()) return;
-  if (Transition(phase_, EpochEvent::kFailure) == phase_) return;
-  phase_ = Transition(phase_, EpochEvent::kFailure);
-  TESSERA_LOG(ERROR, "job {} epoch {}: {}", job_id_, epoch_.value(), mismatch.message());
-  AbortAllLocked(epoch_, absl::FailedPreconditionError(mismatch.message()));
+void HostedJob::OfferPut(std::shared_ptr<const StagedPut> put) {
+  absl::MutexLock lock(&parts_.mu);
+  parts_.puts.Offer(std::move(put));
+}
+
+void HostedJob::WithdrawPut(uint64_t put) {
+  absl::MutexLock lock(&parts_.mu);
+  parts_.puts.Withdraw(put);
+}
+
+HostedJob::PutProgress HostedJob::ProgressOfPut(uint64_t put) const {
+  absl::MutexLock lock(&parts_.mu);
+  return parts_.puts.ProgressOf(put);
+}
+
+void HostedJob::KillExecutor(Rank rank) {
+  if (!local().Has(rank.value())) return;
+  absl::MutexLock lock(&parts_.mu);
+  ExecutorSlot& slot = parts_.executors.Of(rank);
+  if (slot.host != Incarnation()) return slot.End();
+  if (slot.executor != nullptr) slot.executor->Kill();
+}
+
+bool HostedJob::has_begun() const { return regions().group()->has_begun.load() != 0; }
+
+Epoch HostedJob::epoch() const {
+  absl::MutexLock lock(&parts_.mu);
+  return parts_.epochs.epoch();
 }
 
 }  // namespace tessera

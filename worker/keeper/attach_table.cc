@@ -1,0 +1,238 @@
+#include "worker/keeper/attach_table.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "base/steady_time.h"
+#include "layout/layout_digest.h"
+#include "worker/memory/local_messages.h"
+
+namespace tessera {
+namespace {
+
+// How long a rank is kept for the trainer that was attached when the daemon before ended: as long
+// as a trainer waits.
+constexpr absl::Duration kFormerTrainerTimeout = absl::Minutes(2);
+
+// Whether a trainer that was attached as `claimed` is the one that was attached last, as `former`.
+// A daemon may have ended before it could tell the trainer its newest number.
+bool IsFormer(int64_t claimed, Incarnation former) {
+  return claimed > 0 && claimed <= former.value();
+}
+
+// `process`: a descriptor of it.
+bool IsRunning(const UniqueFd& process) {
+  pollfd ended = {process.get(), POLLIN, 0};
+  return poll(&ended, 1, 0) == 0;
+}
+
+// Takes as long wherever they differ.
+bool AreEqual(absl::string_view a, absl::string_view b) {
+  if (a.size() != b.size()) return false;
+  unsigned char differ = 0;
+  for (size_t i = 0; i < a.size(); ++i) differ |= static_cast<unsigned char>(a[i] ^ b[i]);
+  return differ == 0;
+}
+
+}  // namespace
+
+absl::Status CheckTrainer(const JobContext& context, const std::string& attach_key,
+                          const v1::AttachRequest& request, const PacketPeer& peer) {
+  const LocalRanks& local = context.local();
+  const int world_size = context.regions.config().world_size;
+  const std::string who = absl::StrCat("job '", context.job_id, "': ");
+  if (!IsOwnUser(peer)) {
+    if (attach_key.empty() || !AreEqual(attach_key, request.attach_key())) {
+      return absl::PermissionDeniedError(
+          absl::StrCat(who, "a process of user ", peer.uid,
+                       " attaches with the key that the coordinator gives the job's owner, and "
+                       "has shown another one, or none"));
+    }
+    if (request.hosts_executor()) {
+      return absl::PermissionDeniedError(
+          absl::StrCat(who, "the trainer of rank ", request.rank(), " runs as user ", peer.uid,
+                       "; only a trainer of the worker's own user can have its executor in its "
+                       "process (SessionOptions::host_executor)"));
+    }
+  }
+  if (request.world_size() != world_size) {
+    return absl::FailedPreconditionError(absl::StrCat("job '", context.job_id, "' has world size ",
+                                                      world_size, ", the trainer says ",
+                                                      request.world_size()));
+  }
+  if (request.rank() < 0 || request.rank() >= world_size)
+    return absl::NotFoundError(absl::StrCat(who, "no rank ", request.rank(), " of ", world_size));
+  if (request.layout_digest() != LayoutDigest(context.regions.layout())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(who, "the trainer of rank ", request.rank(), " computed another layout"));
+  }
+  if (local.Has(request.rank())) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat(who, "rank ", request.rank(),
+                                          " is on another worker; here are ranks ", local.first(),
+                                          " to ", local.first() + local.count() - 1));
+}
+
+AttachTable::AttachTable(const JobContext* context, EpochMachine* epochs, ExecutorSlots* executors)
+    : context_(context),
+      epochs_(epochs),
+      executors_(executors),
+      entries_(context->local().count()) {
+  // None that an earlier daemon, or the memory before this one, gave.
+  if (context_->vault != nullptr) next_attachment_ = absl::ToUnixMicros(WallNow());
+}
+
+void AttachTable::KeepFor(std::map<int, UniqueFd> former_trainers) {
+  for (auto& [rank, process] : former_trainers) {
+    if (!context_->local().Has(rank)) continue;
+    Entry& entry = Of(Rank(rank));
+    entry.former = Incarnation(context_->RecordOf(Rank(rank)).attachment.load());
+    entry.former_process = std::move(process);
+    entry.former_until = SteadyNow() + kFormerTrainerTimeout;
+  }
+}
+
+absl::Status AttachTable::CheckIsFree(const Entry& entry, const v1::AttachRequest& request,
+                                      absl::Time now) const {
+  if (entry.state == AttachState::kAttached) {
+    return WithRetry(
+        absl::AlreadyExistsError(absl::StrCat("job '", context_->job_id, "': rank ", request.rank(),
+                                              " is attached to another trainer (attachment ",
+                                              entry.attachment.value(), ")")),
+        v1::RETRY_WHEN_FREE);
+  }
+  if (!IsFormer(request.former_attachment(), entry.former) && entry.former_process.valid() &&
+      now < entry.former_until && IsRunning(entry.former_process)) {
+    return WithRetry(
+        absl::AlreadyExistsError(absl::StrCat(
+            "job '", context_->job_id, "': rank ", request.rank(),
+            " is kept for the trainer that was attached when the worker's daemon was "
+            "replaced: until that one attaches again, or ends, or two minutes are over")),
+        v1::RETRY_WHEN_FREE);
+  }
+  return absl::OkStatus();
+}
+
+void AttachTable::EndWhatWasLeft(const Entry& entry, const v1::AttachRequest& request) {
+  const Rank rank(request.rank());
+  ExecutorSlot& slot = executors_->Of(rank);
+  // Nor where its executor was in the process of the one before.
+  if (slot.host != Incarnation() || (slot.vacant && epochs_->phase() == EpochPhase::kRunning)) {
+    epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(),
+                                     ", which hosted the rank's executor, has left"));
+    if (slot.host != Incarnation()) slot.End();
+  }
+  // Another trainer cannot continue in the middle of a step: its order would differ from its
+  // peers'. What the page says of an epoch before, until this one's executor has opened it, is
+  // over.
+  const ControlPage& page = *context_->regions.control(rank);
+  if (!IsFormer(request.former_attachment(), entry.former) &&
+      epochs_->phase() == EpochPhase::kRunning &&
+      page.epoch.load(std::memory_order_acquire) ==
+          static_cast<uint32_t>(epochs_->epoch().value()) &&
+      page.within_step.load() != 0) {
+    epochs_->Fail(
+        rank, absl::StrCat("the trainer of rank ", rank.value(), " left in the middle of a step"));
+  }
+}
+
+absl::StatusOr<GivenRank> AttachTable::Attach(const v1::AttachRequest& request,
+                                              const PacketPeer& peer, absl::Time now) {
+  const Rank rank(request.rank());
+  Entry& entry = Of(rank);
+  RETURN_IF_ERROR(CheckIsFree(entry, request, now));
+  if (context_->needs_hosts() && !request.hosts_executor())
+    return absl::FailedPreconditionError(WhyItNeedsHost(rank));
+  EndWhatWasLeft(entry, request);
+  // While trainers come that host their executors, each of which ends an epoch, the next ones need
+  // not wait for the next epoch to end it, too.
+  if (epochs_->phase() != EpochPhase::kRunning && !HasHosts()) {
+    return WithRetry(
+        absl::FailedPreconditionError(absl::StrCat("job '", context_->job_id, "' is ",
+                                                   Name(epochs_->phase()), ": try again")),
+        v1::RETRY_SOON);
+  }
+  GivenRank given;
+  ASSIGN_OR_RETURN(given.fds, context_->regions.TrainerFds(rank));
+  std::pair<UniqueFd, UniqueFd> sockets;
+  if (request.hosts_executor()) {
+    ASSIGN_OR_RETURN(sockets, CreatePacketSocketPair());
+  }
+  if (!IsOwnUser(peer)) context_->RecordOf(rank).had_foreign_trainer.store(1);
+  entry.former_process.Reset();
+  entry.state = AttachState::kAttached;
+  entry.attachment = Incarnation(next_attachment_++);
+  TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({}), process {} of user {}",
+              context_->job_id, rank.value(), entry.attachment.value(), peer.pid, peer.uid);
+  given.response.set_attachment(entry.attachment.value());
+  given.response.set_epoch(epochs_->epoch().value());
+  given.response.set_outlives_daemon(context_->vault != nullptr);
+  if (request.hosts_executor()) {
+    Offer(entry, rank, std::move(sockets.first), peer.pid, &given.response);
+    given.fds.push_back(std::move(sockets.second));
+    return given;
+  }
+  context_->RecordOf(rank).attachment.store(entry.attachment.value());
+  if (context_->vault != nullptr)
+    context_->vault->NoteTrainer(context_->vault_owner, rank, peer.pid);
+  return given;
+}
+
+void AttachTable::Detach(Rank rank, Incarnation attachment, bool clean) {
+  Entry& entry = Of(rank);
+  if (entry.state != AttachState::kAttached || entry.attachment != attachment) return;
+  entry.state = AttachState::kFree;
+  entry.offer = nullptr;
+  TESSERA_LOG(INFO, "job {} rank {}: trainer {}", context_->job_id, rank.value(),
+              clean ? "detached" : "died");
+  if (context_->vault != nullptr)
+    context_->vault->NoteTrainer(context_->vault_owner, rank, /*pid=*/0);
+  if (clean || epochs_->is_closed()) return;
+  epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
+  ExecutorSlot& slot = executors_->Of(rank);
+  if (slot.host == attachment) slot.End();
+}
+
+void AttachTable::Offer(Entry& entry, Rank rank, UniqueFd socket, int pid,
+                        v1::AttachResponse* response) {
+  entry.offer = std::make_unique<HostOffer>();
+  entry.offer->socket = std::move(socket);
+  entry.offer->pid = pid;
+  entry.offer->attachment = entry.attachment;
+  TESSERA_LOG(INFO, "job {} rank {}: its trainer, process {}, hosts its executor", context_->job_id,
+              rank.value(), pid);
+  epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(),
+                                   " hosts the rank's executor from now on"));
+  // One that is being prepared waits for the new executor.
+  response->set_epoch(epochs_->epoch().value() -
+                      (epochs_->phase() == EpochPhase::kPreparing ? 1 : 0));
+  executors_->Of(rank).End();
+  response->set_only_host(context_->needs_hosts());
+}
+
+bool AttachTable::HasHosts() const {
+  return context_->needs_hosts() ||
+         std::any_of(entries_.begin(), entries_.end(),
+                     [](const Entry& entry) { return entry.offer != nullptr; }) ||
+         std::any_of(executors_->begin(), executors_->end(),
+                     [](const ExecutorSlot& slot) { return slot.host != Incarnation(); });
+}
+
+std::string AttachTable::WhyItNeedsHost(Rank rank) const {
+  std::string worker;
+  for (const v1::RankPlacement& placement : epochs_->job().placements()) {
+    if (placement.rank() == rank.value()) worker = placement.worker_id();
+  }
+  return absl::StrCat(
+      "rank ", rank.value(), " of job '", context_->job_id,
+      "' needs a trainer that has its executor in its process ",
+      "(SessionOptions::host_executor): on worker '", worker,
+      "' no process can map another's memory of the GPU: ", context_->regions.why_not_shared());
+}
+
+}  // namespace tessera

@@ -1,0 +1,196 @@
+#include "worker/keeper/epoch_machine.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "base/steady_time.h"
+#include "base/utf8.h"
+#include "worker/keeper/decision_codec.h"
+#include "worker/memory/control_page.h"
+
+namespace tessera {
+
+void EpochMachine::EndThatOfDaemonBefore() {
+  const absl::Status reason = absl::AbortedError("the worker's daemon was replaced");
+  const LocalRanks& local = context_->local();
+  epoch_ = Epoch(job_.epoch());
+  phase_ = EpochPhase::kRunning;
+  for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
+    ControlPage* page = context_->regions.control(Rank(rank));
+    if (page->failed_epoch.load() < page->epoch.load())
+      PublishFailure(page, page->epoch.load(), reason);
+    // Readers of a version were in the daemon.
+    StateHold& hold = context_->RecordOf(Rank(rank)).hold;
+    hold.held.store(0);
+    Bump(&hold.changes);
+  }
+  Fail(Rank(local.first()), std::string(reason.message()));
+}
+
+void EpochMachine::Close(const absl::Status& reason) {
+  is_closed_ = true;
+  AbortAll(epoch_, reason);
+}
+
+void EpochMachine::AbortAll(Epoch ended, const absl::Status& reason, bool prepare) {
+  context_->regions.AbortCollectives(ended, reason);
+  v1::ExecutorCommand command;
+  command.mutable_abort()->set_epoch(epoch_.value());
+  command.mutable_abort()->set_reason(PrintableUtf8(reason.message()));
+  command.mutable_abort()->set_code(reason.raw_code());
+  command.mutable_abort()->set_prepare(prepare);
+  for (ExecutorSlot& slot : *executors_) {
+    slot.pending_order.Clear();
+    slot.Send(command);
+  }
+}
+
+void EpochMachine::PrepareRank(ExecutorSlot& slot) const {
+  v1::ExecutorCommand command;
+  command.mutable_abort()->set_epoch(epoch_.value());
+  command.mutable_abort()->set_reason("a new epoch begins");
+  command.mutable_abort()->set_code(static_cast<int>(absl::StatusCode::kAborted));
+  command.mutable_abort()->set_prepare(true);
+  slot.Send(command);
+}
+
+void EpochMachine::Fail(Rank rank, const std::string& reason, EpochEvent event,
+                        absl::StatusCode code) {
+  if (Transition(phase_, event) == phase_) return;
+  phase_ = Transition(phase_, event);
+  TESSERA_LOG(WARNING, "job {} epoch {} failed: {}", context_->job_id, epoch_.value(), reason);
+  AbortAll(epoch_, absl::Status(code, reason));
+  v1::RankFailure* failure = failure_.mutable_failure();
+  failure->set_job_id(context_->job_id);
+  failure->set_creation(context_->creation);
+  failure->set_epoch(epoch_.value());
+  failure->set_rank(rank.value());
+  failure->set_reason(PrintableUtf8(reason));
+  if (code != absl::StatusCode::kAborted) failure->set_code(static_cast<int>(code));
+  context_->emit(failure_);
+}
+
+void EpochMachine::EndOfRank(Rank rank, const std::string& reason, EpochEvent event) {
+  ControlPage* page = context_->regions.control(rank);
+  const uint32_t ended = page->epoch.load();
+  if (page->failed_epoch.load() < ended) PublishFailure(page, ended, absl::AbortedError(reason));
+  Fail(rank, reason, event);
+}
+
+void EpochMachine::Prepare(const v1::PrepareEpoch& prepare) {
+  FaultPoint("job.prepare").IgnoreError();  // A place to hang in, not to fail.
+  const Epoch epoch(prepare.job().epoch());
+  if (epoch < epoch_) return;
+  if (epoch == epoch_) {
+    if (phase_ == EpochPhase::kPrepared) context_->emit(PreparedEvent());
+    return;
+  }
+  job_ = prepare.job();
+  if (context_->vault != nullptr) context_->vault->NoteJob(context_->vault_owner, job_);
+  context_->regions.group()->prepared_epoch.store(epoch.value());
+  // The error of another worker's rank may come this way first.
+  const absl::Status reason(prepare.code() == 0 ? absl::StatusCode::kAborted
+                                                : static_cast<absl::StatusCode>(prepare.code()),
+                            prepare.reason());
+  const Epoch ended = epoch_;
+  epoch_ = epoch;
+  phase_ = Transition(phase_, EpochEvent::kPrepare);
+  preparing_since_ = SteadyNow();
+  failure_.Clear();
+  for (ExecutorSlot& slot : *executors_) slot.quiet = false;
+  AbortAll(ended, reason, /*prepare=*/true);  // Also answered by an executor outside an epoch.
+}
+
+void EpochMachine::MaybePrepared() {
+  if (phase_ != EpochPhase::kPreparing) return;
+  for (const ExecutorSlot& slot : *executors_) {
+    if (!slot.ready || !slot.quiet || slot.ending) return;
+  }
+  phase_ = Transition(phase_, EpochEvent::kAllQuiet);
+  context_->regions.SetTaken();
+  context_->emit(PreparedEvent());
+}
+
+v1::WorkerEvent EpochMachine::PreparedEvent() const {
+  const JobRegions& regions = context_->regions;
+  const LocalRanks& local = context_->local();
+  v1::WorkerEvent event;
+  event.mutable_prepared()->set_job_id(context_->job_id);
+  event.mutable_prepared()->set_creation(context_->creation);
+  event.mutable_prepared()->set_epoch(epoch_.value());
+  event.mutable_prepared()->set_decided_step(regions.group()->decided_step.load());
+  const GroupPage& group = *regions.group();
+  const bool lacks_values =
+      std::any_of(group.ranks, group.ranks + local.count(),
+                  [](const RankRecord& rank) { return rank.lacks_values.load() != 0; });
+  event.mutable_prepared()->set_holds_nothing(group.has_begun.load() == 0 || lacks_values);
+  if (!local.spans_workers()) return event;
+  event.mutable_prepared()->set_decision(
+      EncodeDecision(*regions.group(), regions.update_counts(), regions.config().groups.size()));
+  int rank = local.first();
+  for (const ExecutorSlot& slot : *executors_)
+    (*event.mutable_prepared()->mutable_rank_addresses())[rank++] = slot.address;
+  return event;
+}
+
+std::optional<v1::WorkerEvent> EpochMachine::Unacknowledged() const {
+  if (phase_ == EpochPhase::kPrepared) return PreparedEvent();
+  if (phase_ == EpochPhase::kFailed && failure_.has_failure()) return failure_;
+  return std::nullopt;
+}
+
+absl::Status EpochMachine::LearnDecision(const v1::StartEpoch& start) const {
+  const JobRegions& regions = context_->regions;
+  if (regions.group()->decided_step.load() >= start.resume_step()) return absl::OkStatus();
+  return RecordDecision(start.decision(), start.resume_step(), regions.group(),
+                        regions.update_counts(), regions.config().groups.size());
+}
+
+void EpochMachine::Start(const v1::StartEpoch& start) {
+  if (start.epoch() != epoch_.value() || phase_ != EpochPhase::kPrepared) return;
+  const LocalRanks& local = context_->local();
+  const bool is_rebuilt = std::any_of(start.rebuilt_ranks().begin(), start.rebuilt_ranks().end(),
+                                      [&local](int32_t rank) { return local.Has(rank); });
+  // What is rebuilt learns it from another rank.
+  const absl::Status learned = is_rebuilt ? absl::OkStatus() : LearnDecision(start);
+  if (!learned.ok()) return Fail(Rank(local.first()), std::string(learned.message()));
+  phase_ = Transition(phase_, EpochEvent::kStart);
+  for (const int32_t rank : start.rebuilt_ranks()) {
+    if (local.Has(rank)) context_->RecordOf(Rank(rank)).lacks_values.store(1);
+  }
+  context_->regions.group()->has_begun.store(1);
+  v1::ExecutorCommand command;
+  *command.mutable_start()->mutable_rank_addresses() = start.rank_addresses();
+  command.mutable_start()->set_epoch(start.epoch());
+  command.mutable_start()->set_resume_step(start.resume_step());
+  command.mutable_start()->set_frozen(start.frozen());
+  *command.mutable_start()->mutable_rebuilt_ranks() = start.rebuilt_ranks();
+  for (ExecutorSlot& slot : *executors_) {
+    slot.quiet = false;
+    slot.vacant = false;
+    slot.Send(command);
+  }
+  TESSERA_LOG(INFO, "job {} epoch {} starts after step {}", context_->job_id, start.epoch(),
+              start.resume_step());
+}
+
+void EpochMachine::Release(const v1::OrderRelease& release) {
+  if (release.epoch() != epoch_.value() || !context_->local().Has(release.rank())) return;
+  ExecutorSlot& slot = executors_->Of(Rank(release.rank()));
+  slot.pending_order.Clear();
+  v1::ExecutorCommand command;
+  *command.mutable_release() = release;
+  slot.Send(command);
+}
+
+void EpochMachine::Mismatch(const v1::OrderMismatch& mismatch) {
+  if (mismatch.epoch() != epoch_.value()) return;
+  if (Transition(phase_, EpochEvent::kFailure) == phase_) return;
+  phase_ = Transition(phase_, EpochEvent::kFailure);
+  TESSERA_LOG(ERROR, "job {} epoch {}: {}", context_->job_id, epoch_.value(), mismatch.message());
+  AbortAll(epoch_, absl::FailedPreconditionError(mismatch.message()));
+}
+
+}  // namespace tessera

@@ -1,0 +1,25 @@
+#include "worker/keeper/executor_slot.h"
+
+#include <sys/socket.h>
+
+#include "worker/memory/fd_passing.h"
+
+namespace tessera {
+
+void ExecutorSlot::Send(const v1::ExecutorCommand& command, absl::Span<const int> fds) {
+  // A full or closed socket means a stuck or dead executor; its supervisor sees the end.
+  if (ready && !ending &&
+      !SendPacket(socket.get(), command.SerializeAsString(), fds, /*wait=*/false).ok()) {
+    ending = true;
+    shutdown(socket.get(), host == Incarnation() ? SHUT_RDWR : SHUT_WR);
+  }
+}
+
+void ExecutorSlot::End() {
+  if (executor == nullptr) return;
+  ending = true;
+  shutdown(socket.get(), host == Incarnation() ? SHUT_RDWR : SHUT_WR);
+  executor->Kill();
+}
+
+}  // namespace tessera

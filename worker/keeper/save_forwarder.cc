@@ -1,0 +1,51 @@
+#include "worker/keeper/save_forwarder.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/utf8.h"
+
+namespace tessera {
+
+void SaveForwarder::SendWish(ExecutorSlot& slot) const {
+  if (wish_.creation() == 0) return;  // There never was one.
+  v1::ExecutorCommand command;
+  *command.mutable_save_wish() = wish_;
+  slot.Send(command);
+}
+
+void SaveForwarder::Want(const v1::SaveWish& wish) {
+  wish_ = wish;
+  // The coordinator may not have heard yet that it is over.
+  if (wish_.number() <= ended_.wish()) wish_.set_number(0);
+  for (ExecutorSlot& slot : *executors_) SendWish(slot);
+}
+
+void SaveForwarder::OnReport(Rank rank, v1::SaveReport report) {
+  report.set_job_id(context_->job_id);
+  report.set_rank(static_cast<int>(rank.value()));
+  report.set_creation(context_->creation);
+  v1::WorkerEvent event;
+  if (report.phase() != v1::SaveReport::ENDED) {
+    open_[rank] = report;
+    *event.mutable_save() = std::move(report);
+    return context_->emit(event);
+  }
+  open_.erase(rank);
+  if (!ended_.Add(report)) return;
+  *event.mutable_save() = std::move(report);
+  context_->emit(event);
+}
+
+void SaveForwarder::EndOpen(Rank rank, const std::string& how) {
+  const auto open = open_.find(rank);
+  if (open == open_.end() || open->second.ordinal() == 0) return;
+  v1::SaveReport report = std::move(open->second);
+  report.set_phase(v1::SaveReport::ENDED);
+  report.set_code(static_cast<int>(absl::StatusCode::kAborted));
+  report.set_message(
+      PrintableUtf8(absl::StrCat("the executor of rank ", rank.value(), " ended: ", how)));
+  OnReport(rank, std::move(report));
+}
+
+}  // namespace tessera
