@@ -27,9 +27,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "client/cpp/live_reader.h"
-#include "proto/live_state.pb.h"
 
 namespace tessera {
+
+namespace v1 {
+class LiveStateQuery;
+}  // namespace v1
 
 class MapGrant;
 class MappedSource;

@@ -29,7 +29,6 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/session.h"
 #include "layout/values.h"
-#include "worker/memory/control_page.h"
 
 namespace tessera {
 

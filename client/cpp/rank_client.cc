@@ -18,6 +18,7 @@
 #include "job/job_layout.h"
 #include "layout/layout_digest.h"
 #include "worker/memory/fd_passing.h"
+#include "worker/memory/host_rank_device.h"
 #include "worker/memory/local_messages.h"
 
 namespace tessera {
@@ -218,8 +219,10 @@ absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {
     return absl::FailedPreconditionError(
         "the worker has another version: its memory has another layout");
   }
-  absl::StatusOr<std::unique_ptr<RankDevice>> device =
-      options_.make_device({page()->device, page()->device_uuid});
+  const DeviceName device_name(page()->device, page()->device_uuid);
+  absl::StatusOr<std::unique_ptr<RankDevice>> device = options_.make_device == nullptr
+                                                           ? MakeHostRankDevice(device_name)
+                                                           : options_.make_device(device_name);
   RETURN_IF_ERROR(
       Annotate(device.status(), absl::StrCat("rank ", options_.rank, " is on another device")));
   memory_.device = *std::move(device);

@@ -3,19 +3,23 @@
 #define TESSERA_CLIENT_CPP_SESSION_OPTIONS_H_
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/host_executor_function.h"
 #include "job/job_config.h"
 #include "layout/tensor_spec.h"
 #include "net/transport_security.h"
-#include "worker/device/rank_device.h"
-#include "worker/memory/host_rank_device.h"
 
 namespace tessera {
+
+class RankDevice;
+struct DeviceName;
 
 struct SessionOptions {
   std::string coordinator_address;  // "host:port"
@@ -32,8 +36,8 @@ struct SessionOptions {
   absl::Duration recover_timeout = absl::Minutes(2);
   bool guard_windows = true;  // See window_guard.h; of ranks in host memory.
   // Gives the GPU that the rank is on, for trainers that can use one: see
-  // worker/executor/machine_devices.h. Attaching to a rank on a GPU is refused without.
-  MakeRankDevice make_device = MakeHostRankDevice;
+  // worker/executor/machine_devices.h. Null: attaching to a rank on a GPU is refused.
+  std::function<absl::StatusOr<std::unique_ptr<RankDevice>>(const DeviceName& device)> make_device;
   // Runs the rank's executor in this process, on a thread of its own, for as long as the session
   // lives: see client/executor/host_executor.h. Null: the worker runs it in a process of its own.
   // Ranks of a GPU whose driver passes no memory between processes need this: without it Open()
