@@ -9,9 +9,9 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/dcp/dcp_model.h"
-#include "checkpoint/indexed_model.h"
-#include "checkpoint/model_index.h"
-#include "checkpoint/model_reader.h"
+#include "checkpoint/safetensors/indexed_model.h"
+#include "checkpoint/safetensors/model_index.h"
+#include "checkpoint/safetensors/model_reader.h"
 #include "checkpoint/storage/storage_of.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/model_source.h"
+#include "checkpoint/safetensors/model_source.h"
 
 namespace tessera {
 

@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/model_index.h"
-#include "checkpoint/safetensors_header.h"
+#include "checkpoint/safetensors/model_index.h"
+#include "checkpoint/safetensors/safetensors_header.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,5 +1,5 @@
 // Where in a bank of a job's memory the buffers of its model are: see
-// worker/memory/buffer_memory.h. Pure arithmetic. A plain value.
+// shm/buffer_memory.h. Pure arithmetic. A plain value.
 #ifndef TESSERA_JOB_BUFFER_PLACEMENT_H_
 #define TESSERA_JOB_BUFFER_PLACEMENT_H_
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/ids.h"
 #include "base/status_macros.h"
-#include "checkpoint/name_selection.h"
+#include "checkpoint/manifest/name_selection.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"

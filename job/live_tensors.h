@@ -25,7 +25,7 @@
 
 namespace tessera {
 
-// An array of a rank's state. Its number is that of worker/memory's StateArray; a buffer is in
+// An array of a rank's state. Its number is that of StateArray (job_memory.h); a buffer is in
 // none.
 enum class LiveArray { kParameter, kFirstMoment, kSecondMoment, kBuffer };
 

@@ -14,21 +14,24 @@ Violation = collections.namedtuple("Violation", ["path", "line", "include", "rea
 
 _GRPC = r"grpc|.*\.grpc\.pb\.h$"
 _PROTO = r"proto/|google/protobuf/|.*\.pb\.h$"
-_FOLDERS = r"(?:base|layout|job|net|proto|checkpoint|coordinator|worker|client|tests)/"
+_FOLDERS = r"(?:base|kernels|shm|layout|job|net|proto|checkpoint|coordinator|worker|client|tests)/"
 _TESTS = r".*_test\.cc$|tests/"
 
 # `where` and `unless` match from the start of the including file's path, `forbidden` from the
 # start of the included name.
 RULES = [
     Rule(r"base/", None, r"(?!base/)" + _FOLDERS, "base includes nothing above it"),
+    Rule(r"kernels/", _TESTS, r"(?!base/|layout/|kernels/)" + _FOLDERS, "kernels include only base and layout"),
+    Rule(r"shm/", _TESTS, r"(?!base/|layout/|job/|proto/|shm/)" + _FOLDERS,
+         "what trainers, executors and keepers share includes only base, layout, job and the wire's messages"),
     Rule(r"layout/", _TESTS, r"(?!base/|layout/)" + _FOLDERS, "layout includes only base"),
     Rule(r"proto/", None, r"(?!base/|proto/)" + _FOLDERS, "proto includes only base"),
-    Rule(r"job/", _TESTS, r"(?!base/|layout/|proto/|job/|checkpoint/name_selection)" + _FOLDERS,
+    Rule(r"job/", _TESTS, r"(?!base/|layout/|proto/|job/|checkpoint/manifest/name_selection)" + _FOLDERS,
          "job includes only base, layout, the wire's messages and what patterns of names mean"),
     Rule(r"job/(job_config|job_layout|job_memory|buffer_placement)", _TESTS, _PROTO + r"|job/job_codec",
          "a job's config, layout and memory know no wire"),
     Rule(r"net/", _TESTS, r"(?!base/|net/)" + _FOLDERS, "net includes only base"),
-    Rule(r"checkpoint/", _TESTS, r"(?!base/|layout/|checkpoint/|worker/device/host/kernels)" + _FOLDERS,
+    Rule(r"checkpoint/", _TESTS, r"(?!base/|layout/|checkpoint/|kernels/)" + _FOLDERS,
          "files of models and checkpoints include only base, layout and the kernels that cast"),
     Rule(r"checkpoint/", r"checkpoint/storage/|" + _TESTS,
          r"(?:fcntl|unistd|dirent|sys/(?:stat|mman|uio|file))\.h$|filesystem$|fstream$",
@@ -37,6 +40,8 @@ RULES = [
          "the coordinator's core includes only base, layout and a job's config"),
     Rule(r"coordinator/", None, r"worker/|client/", "the coordinator includes no worker or client"),
     Rule(r"worker/", None, r"coordinator/|client/", "the worker includes no coordinator or client"),
+    Rule(r"client/include/", None, r"(?:worker|proto|coordinator|shm|kernels|client)/|.*\.pb\.h$|cuda",
+         "public headers include no room behind them: no worker, wire, shared memory or CUDA"),
     Rule(r"client/", None, r"worker/engine/|worker/agent/|coordinator/core/",
          "clients see the worker's memory protocol and its servers, not their insides"),
     Rule(r"client/", r"client/executor/", r"worker/keeper/|worker/executor/(?!executor_machine|machine_devices)",

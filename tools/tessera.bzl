@@ -3,7 +3,7 @@
     load("//tools:tessera.bzl", "cluster_test", "tessera_binary", "tessera_library", "tessera_test")
     tessera_library(name = "shard_map", deps = ["//layout:dtype"])
     tessera_test(name = "shard_map_test", deps = [":shard_map"])
-    cluster_test(name = "reshard_test", deps = ["//worker/memory:region"])
+    cluster_test(name = "reshard_test", deps = ["//shm:region"])
 
 What is not said follows from the name: the sources of `name` are name.cc, name.h or both. Every
 library depends on Abseil and the status macros, every test on GoogleTest and the status matchers
@@ -29,8 +29,8 @@ _LIBRARY_DEPS = ["//base:status_macros", "//third_party:absl"]
 _TEST_DEPS = ["//base:status_matchers", "//third_party:gtest_main"]
 _TORCH_DEPS = ["//client/torch:libtorch", "//third_party:torch"]
 _CLUSTER_DEPS = [
-    "//client/cpp:local_cluster",
-    "//client/cpp:session",
+    "//client/session:local_cluster",
+    "//client/session",
     "//tests/testing:toy_training",
     "//tests/testing:trainer_team",
 ]

@@ -10,7 +10,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/dcp/pickle.h"
 #include "checkpoint/dcp/torch_types.h"
-#include "checkpoint/relative_path.h"
+#include "checkpoint/manifest/relative_path.h"
 #include "layout/tensor_spec.h"
 
 namespace tessera::dcp {

@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/dcp/stored_zip.h"
-#include "checkpoint/tensor_table.h"
+#include "checkpoint/safetensors/tensor_table.h"
 
 namespace tessera::dcp {
 

@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/dcp/box_runs.h"
 #include "checkpoint/dcp/torch_tensor.h"
-#include "checkpoint/element_reader.h"
+#include "checkpoint/safetensors/element_reader.h"
 
 namespace tessera::dcp {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/dcp/dcp_metadata.h"
-#include "checkpoint/model_source.h"
+#include "checkpoint/safetensors/model_source.h"
 
 namespace tessera::dcp {
 

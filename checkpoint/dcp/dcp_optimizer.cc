@@ -15,7 +15,7 @@
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/dcp/dcp_model.h"
 #include "checkpoint/dcp/torch_object.h"
-#include "checkpoint/element_reader.h"
+#include "checkpoint/safetensors/element_reader.h"
 
 namespace tessera::dcp {
 namespace {

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/model_source.h"
+#include "checkpoint/safetensors/model_source.h"
 
 namespace tessera::dcp {
 

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/dcp/pickle.h"
 #include "checkpoint/dcp/stored_zip.h"
-#include "checkpoint/element_reader.h"
+#include "checkpoint/safetensors/element_reader.h"
 
 namespace tessera::dcp {
 

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/dcp/stored_zip.h"
-#include "checkpoint/element_reader.h"
+#include "checkpoint/safetensors/element_reader.h"
 #include "layout/stored_dtype.h"
 
 namespace tessera::dcp {

@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "checkpoint/crc32.h"
+#include "checkpoint/safetensors/crc32.h"
 #include "checkpoint/storage/write_at.h"
 
 namespace tessera {

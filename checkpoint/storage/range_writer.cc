@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/crc32.h"
+#include "checkpoint/safetensors/crc32.h"
 #include "checkpoint/storage/write_at.h"
 
 namespace tessera {

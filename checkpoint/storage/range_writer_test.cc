@@ -24,7 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "base/unique_fd.h"
-#include "checkpoint/crc32.h"
+#include "checkpoint/safetensors/crc32.h"
 #include "checkpoint/storage/direct_writes.h"
 #include "gtest/gtest.h"
 

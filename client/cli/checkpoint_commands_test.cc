@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/crc32.h"
-#include "checkpoint/file_io.h"
+#include "checkpoint/manifest/checkpoint_folder.h"
+#include "checkpoint/safetensors/crc32.h"
+#include "checkpoint/safetensors/file_io.h"
 #include "client/cli/cli.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

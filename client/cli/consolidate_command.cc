@@ -12,7 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "base/command_line.h"
 #include "base/status_macros.h"
-#include "checkpoint/consolidate.h"
+#include "checkpoint/parts/consolidate.h"
 #include "checkpoint/storage/storage_path.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/text_table.h"

@@ -8,7 +8,7 @@
 
 namespace tessera::cli {
 
-// Errors: as Consolidate (checkpoint/consolidate.h).
+// Errors: as Consolidate (checkpoint/parts/consolidate.h).
 void RegisterConsolidateCommand(CLI::App* app, RunCommand* selected);
 
 }  // namespace tessera::cli

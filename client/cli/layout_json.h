@@ -14,7 +14,7 @@
 // `buffers` is there where the model has any. `memory` is what the strategies need by themselves.
 // `cpu_worker` is what one worker maps that has all ranks, which keeps two versions of parameters
 // and optimizer state; `gpu_worker` what one maps on its GPU that has one rank of several
-// (worker/memory/parameter_plan.h). `intra_param_end` is inclusive. Where `in_shard` is false the
+// (shm/parameter_plan.h). `intra_param_end` is inclusive. Where `in_shard` is false the
 // four numbers are null.
 #ifndef TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
 #define TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
@@ -25,7 +25,7 @@
 #include "job/job_memory.h"
 #include "layout/memory_plan.h"
 #include "layout/model_layout.h"
-#include "worker/memory/parameter_plan.h"
+#include "shm/parameter_plan.h"
 
 namespace tessera::cli {
 

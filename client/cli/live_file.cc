@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "checkpoint/model_file.h"
-#include "checkpoint/safetensors_header.h"
+#include "checkpoint/safetensors/model_file.h"
+#include "checkpoint/safetensors/safetensors_header.h"
 #include "checkpoint/storage/storage_path.h"
-#include "client/cpp/live_info.h"
+#include "client/live/live_info.h"
 
 namespace tessera::cli {
 namespace {

@@ -15,9 +15,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/stored_tensors.h"
+#include "checkpoint/safetensors/stored_tensors.h"
 #include "client/cli/endpoint.h"
-#include "client/cpp/live_client.h"
+#include "client/live/live_client.h"
 
 namespace tessera::cli {
 

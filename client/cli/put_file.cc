@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
-#include "client/cpp/live_info.h"
+#include "client/live/live_info.h"
 #include "job/job_codec.h"
 
 namespace tessera::cli {

@@ -1,5 +1,5 @@
 // Tensors on disk, looked at off line: no server is asked. PATH is a model of whatever form, or a
-// checkpoint (checkpoint/stored_tensors.h). With --job, those of a job that trains, which a
+// checkpoint (checkpoint/safetensors/stored_tensors.h). With --job, those of a job that trains, which a
 // coordinator is asked for.
 //
 //   tessera ls PATH             names, dtypes, shapes, bytes

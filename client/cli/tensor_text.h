@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "checkpoint/diff_tensors.h"
-#include "checkpoint/stored_tensors.h"
+#include "checkpoint/safetensors/diff_tensors.h"
+#include "checkpoint/safetensors/stored_tensors.h"
 
 namespace tessera::cli {
 

@@ -12,7 +12,7 @@
 #ifndef TESSERA_CLIENT_EXECUTOR_HOST_EXECUTOR_H_
 #define TESSERA_CLIENT_EXECUTOR_HOST_EXECUTOR_H_
 
-#include "client/cpp/session_options.h"
+#include "tessera/session_options.h"
 #include "worker/executor/executor_machine.h"
 
 namespace tessera {

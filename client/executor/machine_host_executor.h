@@ -2,7 +2,7 @@
 #ifndef TESSERA_CLIENT_EXECUTOR_MACHINE_HOST_EXECUTOR_H_
 #define TESSERA_CLIENT_EXECUTOR_MACHINE_HOST_EXECUTOR_H_
 
-#include "client/cpp/session_options.h"
+#include "tessera/session_options.h"
 
 namespace tessera {
 

@@ -15,12 +15,12 @@
 #include <functional>
 
 #include "absl/status/status.h"
-#include "client/cpp/initializer.h"
 #include "client/torch/ignored_states.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/mixed_precision.h"
 #include "layout/tensor_spec.h"
 #include "layout/values.h"
+#include "tessera/initializer.h"
 
 namespace tessera {
 
@@ -32,7 +32,7 @@ class Session;
 using SliceInitializer =
     std::function<absl::Status(const TensorSpec& parameter, int64_t begin_elements, Values values)>;
 
-// One distribution for all parameters (client/cpp/initializer.h).
+// One distribution for all parameters (client/include/tessera/initializer.h).
 SliceInitializer InitializedBy(const Initializer& initializer, uint64_t seed);
 
 struct AttachOptions {
@@ -51,7 +51,7 @@ struct AttachOptions {
   // puts set them on all ranks, and a rank's next trainer continues from them. The same on all
   // ranks; the buffers have the same names, dtypes and shapes on all, which do not change.
   bool publish_buffers = true;
-  // Gives a new job its values instead of the module: TakeOver (client/cpp/hand_over.h) from
+  // Gives a new job its values instead of the module: TakeOver (client/include/tessera/hand_over.h) from
   // another job, for instance, or LoadCheckpoint. The module's parameters may be on the meta device
   // then. Collective; called again where it returns Aborted and the job has no values.
   std::function<absl::Status(Session* session)> first_values;

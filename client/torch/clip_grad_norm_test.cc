@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "base/status_matchers.h"
-#include "client/cpp/gradient_scaler.h"
 #include "client/torch/shard_optimizer.h"
 #include "client/torch/torch_cluster.h"
+#include "tessera/gradient_scaler.h"
 
 namespace tessera {
 namespace {

@@ -1,11 +1,11 @@
 // An attached module continues in a job of another size, from the memory of the previous one.
-#include "client/cpp/hand_over.h"
+#include "tessera/hand_over.h"
 
 #include <thread>
 
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
-#include "client/cpp/session_buffers.h"
+#include "client/session/session_buffers.h"
 #include "client/torch/model_take_over.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"

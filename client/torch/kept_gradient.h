@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/cpp/session.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
+#include "tessera/session.h"
 
 namespace tessera {
 

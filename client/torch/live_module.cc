@@ -17,8 +17,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "client/cpp/live_map.h"
 #include "client/torch/model_buffers.h"
+#include "tessera/live_map.h"
 
 namespace tessera {
 namespace {

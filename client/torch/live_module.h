@@ -10,7 +10,7 @@
 //
 // Parameters and buffers of one committed step, on all ranks; buffers are rank 0's. No trainer is
 // asked, and none waits: on the job's own host they are copied from its memory
-// (client/cpp/live_map.h), and fetched from elsewhere (live_reader.h). One thread, and nobody else
+// (client/include/tessera/live_map.h), and fetched from elsewhere (live_reader.h). One thread, and nobody else
 // uses the module meanwhile. Memory: the module's tensors once more, and the largest one as the job
 // keeps it.
 #ifndef TESSERA_CLIENT_TORCH_LIVE_MODULE_H_
@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/name_selection.h"
-#include "client/cpp/live_reader.h"
+#include "checkpoint/manifest/name_selection.h"
 #include "client/torch/libtorch.h"
+#include "tessera/live_reader.h"
 
 namespace tessera {
 

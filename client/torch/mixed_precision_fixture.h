@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "client/torch/attach_options.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/mixed_precision.h"

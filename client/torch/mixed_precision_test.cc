@@ -5,10 +5,10 @@
 #include <cmath>
 
 #include "base/status_matchers.h"
-#include "client/cpp/gradient_scaler.h"
 #include "client/torch/mixed_precision_fixture.h"
 #include "client/torch/precision_rules.h"
 #include "gtest/gtest.h"
+#include "tessera/gradient_scaler.h"
 
 namespace tessera {
 namespace {

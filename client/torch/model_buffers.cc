@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "client/cpp/session_buffers.h"
+#include "client/session/session_buffers.h"
 #include "client/torch/trainer_tensors.h"
 
 namespace tessera {

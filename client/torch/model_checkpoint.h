@@ -1,4 +1,4 @@
-// Checkpoints of an attached model (client/cpp/checkpoint.h), between steps. What is the trainer's
+// Checkpoints of an attached model (client/include/tessera/checkpoint.h), between steps. What is the trainer's
 // own of it, buffers and ignored parameters, is in them as in all saves of its session.
 //
 //   SaveModelCheckpoint(sharded.get(), "/checkpoints/gpt/step-100", my_position_in_the_data);
@@ -18,8 +18,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/checkpoint.h"
 #include "client/torch/sharded_model.h"
+#include "tessera/checkpoint.h"
 
 namespace tessera {
 

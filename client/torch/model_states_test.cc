@@ -6,10 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/barrier.h"
 #include "base/status_matchers.h"
-#include "client/cpp/checkpoint.h"
-#include "client/cpp/load_model.h"
-#include "client/cpp/save_model.h"
 #include "client/torch/torch_cluster.h"
+#include "tessera/checkpoint.h"
+#include "tessera/load_model.h"
+#include "tessera/save_model.h"
 
 namespace tessera {
 namespace {

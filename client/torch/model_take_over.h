@@ -5,7 +5,7 @@
 //   attach.first_values = TakeOverModel(model, {"old"}, &taken);
 //   ShardedModel::Attach(model, options, policy, attach);     taken.step is the last that was taken
 //
-// As TakeOver (client/cpp/hand_over.h). Buffers of the old job's rank 0 go into the module on all
+// As TakeOver (client/include/tessera/hand_over.h). Buffers of the old job's rank 0 go into the module on all
 // ranks, by name, all that the old job published or, where anything is in the way, none; those that
 // it did not are in TakenOver::missing_buffers, and stay. A trainer that replaces another one after
 // that keeps its module's own, as of any job.
@@ -16,9 +16,9 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "client/cpp/hand_over.h"
-#include "client/cpp/session.h"
 #include "client/torch/libtorch.h"
+#include "tessera/hand_over.h"
+#include "tessera/session.h"
 
 namespace tessera {
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "client/cpp/session_setup.h"
+#include "client/session/session_setup.h"
 #include "client/torch/summon_full_params.h"
 #include "client/torch/trainer_tensors.h"
 

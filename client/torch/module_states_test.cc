@@ -3,9 +3,9 @@
 
 #include "absl/strings/match.h"
 #include "base/status_matchers.h"
-#include "client/cpp/initializer.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/initializer.h"
 
 namespace tessera {
 namespace {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/cpp/session.h"
 #include "client/torch/kept_gradient.h"
 #include "client/torch/module_units.h"
+#include "tessera/session.h"
 
 namespace tessera {
 

@@ -7,12 +7,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/cpp/optimizer_state.h"
 #include "client/torch/optim_state_dict.h"
 #include "client/torch/optim_state_loader.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_exchange.h"
 #include "client/torch/torch_status.h"
+#include "tessera/optimizer_state.h"
 
 namespace tessera {
 namespace {

@@ -23,10 +23,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/load_optimizer_state.h"
 #include "client/torch/model_checkpoint.h"
 #include "client/torch/shard_optimizer.h"
 #include "client/torch/sharded_model.h"
+#include "tessera/load_optimizer_state.h"
 
 namespace tessera {
 
@@ -57,7 +57,7 @@ absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const
 absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(
     ShardedModel* model, ShardOptimizer* own, const std::string& path,
     const LoadModelCheckpointOptions& options = {});
-// Loads a folder of DCP's, as client/cpp/load_optimizer_state.h does, followed by TakeOptimState.
+// Loads a folder of DCP's, as client/include/tessera/load_optimizer_state.h does, followed by TakeOptimState.
 // Ids in the folder count the optimizer's own param groups, which must be as large there, and in
 // each the parameters in the order of the root module's parameters(), unless options say otherwise.
 // Returns the folder's numbers by the job's param groups; those of `own` stay.

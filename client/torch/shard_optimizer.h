@@ -12,7 +12,7 @@
 // shard_checkpoint.h does, or as shard_optim_state.h gives it.
 //
 // What the optimizer does must be element by element: a tensor here is flat, a part of a parameter
-// (client/cpp/local_shards.h). Confined to the thread that trains; the model outlives this.
+// (client/include/tessera/local_shards.h). Confined to the thread that trains; the model outlives this.
 #ifndef TESSERA_CLIENT_TORCH_SHARD_OPTIMIZER_H_
 #define TESSERA_CLIENT_TORCH_SHARD_OPTIMIZER_H_
 
@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/cpp/local_shards.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
+#include "tessera/local_shards.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "client/torch/checkpoint.h"
 #include "client/torch/offload.h"
 #include "client/torch/sharded_model.h"

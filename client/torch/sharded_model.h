@@ -43,12 +43,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "client/cpp/session.h"
 #include "client/torch/attach_options.h"
 #include "client/torch/module_units.h"
 #include "client/torch/sharded.h"
 #include "client/torch/summon_full_params.h"
 #include "client/torch/wrap_policy.h"
+#include "tessera/session.h"
 
 namespace tessera {
 

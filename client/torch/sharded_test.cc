@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/barrier.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"
 

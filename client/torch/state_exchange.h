@@ -14,10 +14,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "client/cpp/session.h"
-#include "client/cpp/session_setup.h"
+#include "client/session/session_setup.h"
 #include "client/torch/libtorch.h"
 #include "layout/shard_view.h"
+#include "tessera/session.h"
 
 namespace tessera {
 

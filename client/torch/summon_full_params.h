@@ -24,9 +24,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "client/cpp/session.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
+#include "tessera/session.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"

@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "client/cpp/device_gradients.h"
+#include "tessera/device_gradients.h"
 
 namespace tessera {
 namespace {

@@ -3,8 +3,8 @@
 #ifndef TESSERA_CLIENT_TORCH_TRAINER_TENSORS_H_
 #define TESSERA_CLIENT_TORCH_TRAINER_TENSORS_H_
 
-#include "client/cpp/named_tensor.h"
 #include "client/torch/sharded_model.h"
+#include "tessera/named_tensor.h"
 
 namespace tessera {
 

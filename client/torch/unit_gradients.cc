@@ -5,9 +5,9 @@
 #include <cstddef>
 
 #include "base/status_macros.h"
-#include "client/cpp/device_gradients.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/torch_device.h"
+#include "tessera/device_gradients.h"
 
 namespace tessera {
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/cpp/session.h"
 #include "client/torch/libtorch.h"
+#include "tessera/session.h"
 
 namespace tessera {
 

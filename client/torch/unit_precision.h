@@ -11,9 +11,9 @@
 #include <optional>
 #include <vector>
 
-#include "client/cpp/session.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
+#include "tessera/session.h"
 
 namespace tessera {
 

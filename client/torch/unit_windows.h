@@ -22,7 +22,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/session.h"
 #include "client/torch/autograd_engine.h"
 #include "client/torch/kept_gradient.h"
 #include "client/torch/libtorch.h"
@@ -33,6 +32,7 @@
 #include "client/units/node_owners.h"
 #include "client/units/session_units.h"
 #include "client/units/unit_driver.h"
+#include "tessera/session.h"
 
 namespace tessera {
 

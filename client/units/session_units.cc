@@ -1,7 +1,7 @@
 #include "client/units/session_units.h"
 
 #include "base/status_macros.h"
-#include "client/cpp/device_gradients.h"
+#include "tessera/device_gradients.h"
 
 namespace tessera {
 

@@ -4,8 +4,8 @@
 #define TESSERA_CLIENT_UNITS_SESSION_UNITS_H_
 
 #include "absl/status/status.h"
-#include "client/cpp/session.h"
 #include "client/units/unit_host.h"
+#include "tessera/session.h"
 
 namespace tessera {
 

@@ -2,8 +2,8 @@
 #ifndef TESSERA_CLIENT_UNITS_UNIT_FORWARD_H_
 #define TESSERA_CLIENT_UNITS_UNIT_FORWARD_H_
 
-#include "client/cpp/session_options.h"
 #include "client/units/prefetch_plan.h"
+#include "tessera/session_options.h"
 
 namespace tessera {
 

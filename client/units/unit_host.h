@@ -3,7 +3,7 @@
 #define TESSERA_CLIENT_UNITS_UNIT_HOST_H_
 
 #include "absl/status/status.h"
-#include "client/cpp/session_options.h"
+#include "tessera/session_options.h"
 
 namespace tessera {
 

@@ -8,8 +8,8 @@
 
 #include "CLI/CLI.hpp"
 #include "base/command_line.h"
+#include "kernels/kernels.h"
 #include "tests/bench/benchmarks.h"
-#include "worker/device/host/kernels.h"
 
 namespace {
 

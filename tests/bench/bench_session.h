@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "client/cpp/session.h"
+#include "tessera/session.h"
 #include "tests/bench/cluster_process.h"
 
 namespace tessera {

@@ -25,13 +25,13 @@
 #include "base/streaming_copy.h"
 #include "base/unique_fd.h"
 #include "base/yield_to_others.h"
-#include "checkpoint/crc32.h"
-#include "client/cpp/checkpoint.h"
+#include "checkpoint/safetensors/crc32.h"
+#include "shm/region.h"
+#include "tessera/checkpoint.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/checkpoint_peer.h"
 #include "tests/bench/team.h"
-#include "worker/memory/region.h"
 
 namespace tessera {
 namespace bench {

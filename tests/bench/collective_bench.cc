@@ -11,12 +11,12 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/kernels.h"
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/gloo_group.h"
 #include "tests/bench/limits.h"
 #include "tests/bench/open_mpi_group.h"
 #include "tests/bench/team.h"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 namespace bench {

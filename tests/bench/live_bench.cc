@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "client/cpp/live_map.h"
+#include "tessera/live_map.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/map_floor.h"

@@ -9,7 +9,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "worker/memory/fd_passing.h"
+#include "shm/fd_passing.h"
 
 namespace tessera {
 namespace bench {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "worker/memory/region.h"
+#include "shm/region.h"
 
 namespace tessera {
 namespace bench {

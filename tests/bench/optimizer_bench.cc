@@ -1,8 +1,8 @@
 #include "base/status_macros.h"
+#include "kernels/kernels.h"
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/limits.h"
 #include "tests/bench/team.h"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 namespace bench {

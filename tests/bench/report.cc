@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/kernels.h"
 #include "nlohmann/json.hpp"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 namespace bench {

@@ -7,10 +7,10 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "shm/wait_word.h"
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/empty_grpc.h"
 #include "tests/bench/team.h"
-#include "worker/comm/wait_word.h"
 
 namespace tessera {
 namespace bench {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "checkpoint/model_file.h"
+#include "checkpoint/safetensors/model_file.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::demo {

@@ -17,7 +17,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "client/cpp/job_rpc.h"
+#include "client/rpc/job_rpc.h"
 #include "nlohmann/json.hpp"
 #include "tests/demo/progress.h"
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/demo/child_process.h"

@@ -8,10 +8,10 @@
 
 #include "base/status_matchers.h"
 #include "client/cli/cli.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tessera/session.h"
 #include "tests/testing/toy_training.h"
 
 namespace tessera {

@@ -12,7 +12,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/job_rpc.h"
+#include "client/rpc/job_rpc.h"
 #include "grpcpp/grpcpp.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"

@@ -21,8 +21,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/session.h"
 #include "proto/coordinator.pb.h"
+#include "tessera/session.h"
 #include "tests/fault/process_cluster.h"
 #include "tests/testing/live_puts.h"
 #include "tests/testing/trainer_team.h"

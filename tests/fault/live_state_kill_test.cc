@@ -13,11 +13,11 @@
 #include "base/status_matchers.h"
 #include "client/cli/cli.h"
 #include "gtest/gtest.h"
+#include "shm/region.h"
 #include "tests/fault/process_cluster.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/region_view.h"
 #include "worker/engine/group_page.h"
-#include "worker/memory/region.h"
 
 namespace tessera {
 namespace {

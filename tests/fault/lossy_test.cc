@@ -11,7 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/cpp/job_rpc.h"
+#include "client/rpc/job_rpc.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "tests/fault/process_cluster.h"

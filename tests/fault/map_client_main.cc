@@ -11,7 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "client/cpp/live_map.h"
+#include "tessera/live_map.h"
 
 int main(int argc, char** argv) {
   if (argc != 4) return 2;

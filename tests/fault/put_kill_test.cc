@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/session_buffers.h"
+#include "client/session/session_buffers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/fault/killed_and_stopped.h"

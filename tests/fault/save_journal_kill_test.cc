@@ -15,7 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/verify_checkpoint.h"
+#include "checkpoint/manifest/verify_checkpoint.h"
 #include "client/cli/saves_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -5,9 +5,9 @@
 #include <set>
 
 #include "base/status_matchers.h"
-#include "client/cpp/checkpoint.h"
-#include "client/cpp/save_model.h"
 #include "gtest/gtest.h"
+#include "tessera/checkpoint.h"
+#include "tessera/save_model.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/trainer_team.h"
 

@@ -11,9 +11,9 @@
 #include "CLI/CLI.hpp"
 #include "base/fault_point.h"
 #include "base/log.h"
-#include "client/cpp/hand_over.h"
-#include "client/cpp/session.h"
 #include "client/executor/machine_host_executor.h"
+#include "tessera/hand_over.h"
+#include "tessera/session.h"
 #include "tests/testing/toy_training.h"
 
 int main(int argc, char** argv) {

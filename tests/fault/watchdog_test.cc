@@ -10,11 +10,11 @@
 #include "absl/time/clock.h"
 #include "base/notify_listener.h"
 #include "base/status_matchers.h"
-#include "client/cpp/job_rpc.h"
+#include "client/rpc/job_rpc.h"
 #include "gtest/gtest.h"
+#include "shm/fd_passing.h"
 #include "tests/fault/process_cluster.h"
 #include "tests/testing/process_view.h"
-#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "client/cpp/checkpoint.h"
+#include "tessera/checkpoint.h"
 #include "tests/testing/toy_training.h"
 
 namespace tessera {

@@ -7,8 +7,8 @@
 #include "proto/checkpoint.pb.h"
 #include "proto/coordinator.pb.h"
 #include "tests/fuzz/fuzz_targets.h"
-#include "worker/executor/load_request.h"
-#include "worker/executor/save_request.h"
+#include "worker/executor/load/load_request.h"
+#include "worker/executor/save/save_request.h"
 #include "worker/keeper/executor_event.h"
 
 namespace tessera::fuzz {

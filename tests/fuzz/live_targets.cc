@@ -11,8 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "checkpoint/crc32.h"
-#include "checkpoint/stored_tensors.h"
+#include "checkpoint/safetensors/crc32.h"
+#include "checkpoint/safetensors/stored_tensors.h"
 #include "client/cli/live_file.h"
 #include "job/job_codec.h"
 #include "proto/live_put.pb.h"

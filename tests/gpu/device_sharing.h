@@ -12,11 +12,11 @@
 
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
+#include "shm/fd_passing.h"
 #include "worker/comm/shm/shm_test_group.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/device/cuda/cuda_stream.h"
 #include "worker/device/cuda/device_region.h"
-#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 namespace gpu_check {

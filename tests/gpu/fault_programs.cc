@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "client/cpp/session.h"
+#include "tessera/session.h"
 #include "tests/gpu/fault_device.h"
 #include "tests/gpu/wrapped_device.h"
 #include "tests/testing/gpu_training.h"

@@ -15,10 +15,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/kernels.h"
 #include "layout/dtype.h"
 #include "tests/gpu/bench_row.h"
 #include "worker/device/cuda/cuda_device.h"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 namespace gpu_check {

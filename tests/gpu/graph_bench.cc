@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/kernels.h"
 #include "worker/device/cuda/cuda_stream.h"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 namespace gpu_check {

@@ -16,10 +16,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "client/cpp/device_gradients.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
 #include "client/executor/host_executor.h"
+#include "client/session/local_cluster.h"
+#include "tessera/device_gradients.h"
+#include "tessera/session.h"
 #include "tests/gpu/wrapped_device.h"
 #include "worker/executor/executor_program.h"
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/cpp/device_gradients.h"
+#include "tessera/device_gradients.h"
 
 namespace tessera {
 namespace gpu_check {

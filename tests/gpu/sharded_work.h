@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/session/local_cluster.h"
+#include "tessera/session.h"
 #include "tests/gpu/step_work.h"
 #include "tests/testing/gpu_under_test.h"
 

@@ -1,5 +1,5 @@
 // Checkpoints through a real coordinator, worker, executors (threads) and sessions.
-#include "client/cpp/checkpoint.h"
+#include "tessera/checkpoint.h"
 
 #include <filesystem>
 #include <fstream>
@@ -12,9 +12,9 @@
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/verify_checkpoint.h"
-#include "client/cpp/local_cluster.h"
+#include "checkpoint/manifest/checkpoint_folder.h"
+#include "checkpoint/manifest/verify_checkpoint.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tests/testing/toy_state.h"
 #include "tests/testing/toy_training.h"

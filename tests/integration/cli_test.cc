@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status_matchers.h"
-#include "client/cpp/job_rpc.h"
+#include "client/rpc/job_rpc.h"
 #include "job/job_codec.h"
 #include "nlohmann/json.hpp"
 #include "tests/fault/process_cluster.h"

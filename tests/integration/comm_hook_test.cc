@@ -1,5 +1,5 @@
 // What trainers do to gradients on their way: compression, and functions of their own.
-#include "client/cpp/comm_hook.h"
+#include "tessera/comm_hook.h"
 
 #include <cmath>
 #include <memory>
@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/session.h"
 #include "tests/testing/flight_log.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"

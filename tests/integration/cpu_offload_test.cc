@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/session.h"
 #include "tests/testing/flight_log.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"

@@ -7,10 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/model_file.h"
-#include "client/cpp/local_shards.h"
-#include "client/cpp/session.h"
+#include "checkpoint/safetensors/model_file.h"
 #include "gtest/gtest.h"
+#include "tessera/local_shards.h"
+#include "tessera/session.h"
 #include "tests/testing/flight_log.h"
 #include "tests/testing/toy_cluster.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/cpp/hand_over.h"
+#include "tessera/hand_over.h"
 #include "tests/integration/gpu_in_process_fixture.h"
 #include "tests/testing/live_puts.h"
 #include "worker/service/worker_server.h"

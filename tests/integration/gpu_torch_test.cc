@@ -11,10 +11,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/cpp/device_gradients.h"
 #include "client/torch/torch_cluster.h"
 #include "client/torch/torch_device.h"
 #include "gtest/gtest.h"
+#include "tessera/device_gradients.h"
 #include "tests/testing/fake_gpu.h"
 
 namespace tessera {

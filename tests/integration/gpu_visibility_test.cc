@@ -7,17 +7,17 @@
 
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/device_gradients.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/device_gradients.h"
+#include "tessera/session.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 #include "worker/device/cuda/cuda_device_memory.h"
 #include "worker/device/cuda/cuda_rank_device.h"
-#include "worker/memory/host_rank_device.h"
+#include "worker/device/host/host_rank_device.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,6 @@
 // Jobs that continue as jobs of other sizes, through a real coordinator, workers, executors
 // (threads) and sessions.
-#include "client/cpp/hand_over.h"
+#include "tessera/hand_over.h"
 
 #include <cmath>
 #include <map>
@@ -15,10 +15,10 @@
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/job_rpc.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/optimizer_state.h"
+#include "client/rpc/job_rpc.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/optimizer_state.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

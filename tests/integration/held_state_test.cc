@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tests/integration/version_changes.h"
 #include "tests/testing/process_view.h"

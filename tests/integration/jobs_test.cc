@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cli/cli.h"
-#include "client/cpp/job_rpc.h"
+#include "client/rpc/job_rpc.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "nlohmann/json.hpp"

@@ -21,7 +21,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/model_buffers.h"
 #include "client/torch/sharded_model.h"

@@ -10,20 +10,20 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/cpp/live_map.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
+#include "shm/fd_passing.h"
+#include "shm/local_messages.h"
+#include "tessera/live_map.h"
 #include "tests/integration/live_map_fixture.h"
 #include "tests/integration/version_changes.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/memory/fd_passing.h"
-#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {

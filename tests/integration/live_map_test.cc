@@ -1,6 +1,6 @@
 // Clients that map the state of jobs that train, through a real coordinator, workers and executors
 // (processes), against what clients read that have it sent to them.
-#include "client/cpp/live_map.h"
+#include "tessera/live_map.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -23,22 +23,22 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/live_entries.h"
-#include "client/cpp/map_grant.h"
-#include "client/cpp/session_buffers.h"
+#include "client/live/live_entries.h"
+#include "client/live/map_grant.h"
+#include "client/session/session_buffers.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
+#include "shm/fd_passing.h"
+#include "shm/local_messages.h"
 #include "tests/integration/live_map_fixture.h"
 #include "tests/integration/version_changes.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/memory/fd_passing.h"
-#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {

@@ -15,7 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 #include "grpcpp/grpcpp.h"

@@ -9,7 +9,7 @@
 
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/session_buffers.h"
+#include "client/session/session_buffers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/live_put_fixture.h"

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "client/cpp/checkpoint.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tessera/checkpoint.h"
 #include "tests/integration/live_put_fixture.h"
 #include "tests/testing/live_puts.h"
 #include "tests/testing/toy_training.h"

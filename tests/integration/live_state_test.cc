@@ -16,15 +16,15 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/checkpoint.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/kernels.h"
 #include "nlohmann/json.hpp"
+#include "tessera/checkpoint.h"
 #include "tests/testing/live_puts.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,6 @@
 // Models that are read from files, through a real coordinator, worker, executors (threads) and
 // sessions.
-#include "client/cpp/load_model.h"
+#include "tessera/load_model.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -15,11 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "checkpoint/model_file.h"
-#include "checkpoint/model_index.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "checkpoint/safetensors/model_file.h"
+#include "checkpoint/safetensors/model_index.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/session.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

@@ -1,5 +1,5 @@
 // An optimizer of the trainer's own, on this rank's shard of each parameter.
-#include "client/cpp/local_shards.h"
+#include "tessera/local_shards.h"
 
 #include <cmath>
 #include <limits>
@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"

@@ -1,6 +1,6 @@
 // The optimizer's state read and set as a whole, through a real coordinator, worker, executors
 // (threads) and sessions.
-#include "client/cpp/optimizer_state.h"
+#include "tessera/optimizer_state.h"
 
 #include <map>
 #include <tuple>
@@ -10,7 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"

@@ -9,14 +9,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/job_rpc.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/rpc/job_rpc.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "kernels/kernels.h"
+#include "tessera/session.h"
 #include "tests/testing/toy_cluster.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 namespace {

@@ -13,13 +13,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "job/reshard_after_forward.h"
+#include "shm/region.h"
 #include "tests/testing/flight_log.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/memory/region.h"
 
 namespace tessera {
 namespace {

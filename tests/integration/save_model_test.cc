@@ -1,5 +1,5 @@
 // Models in files of a size and in other dtypes, through a real cluster.
-#include "client/cpp/save_model.h"
+#include "tessera/save_model.h"
 
 #include <stdlib.h>
 
@@ -14,11 +14,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
-#include "checkpoint/file_io.h"
 #include "checkpoint/open_model.h"
-#include "client/cpp/load_model.h"
-#include "client/cpp/local_cluster.h"
+#include "checkpoint/safetensors/file_io.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/load_model.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

@@ -6,12 +6,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/manifest/manifest.h"
 #include "client/cli/cli.h"
-#include "client/cpp/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tessera/checkpoint.h"
 #include "tests/integration/save_request_fixture.h"
 #include "tests/testing/trainer_team.h"
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tests/testing/flight_log.h"
 #include "tests/testing/toy_training.h"

@@ -11,11 +11,11 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "base/unique_fd.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "job/job_layout.h"
 #include "job/job_memory.h"
+#include "tessera/session.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

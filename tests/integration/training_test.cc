@@ -8,11 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "checkpoint/model_file.h"
-#include "client/cpp/job_rpc.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "checkpoint/safetensors/model_file.h"
+#include "client/rpc/job_rpc.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/session.h"
 #include "tests/testing/toy_cluster.h"
 #include "tests/testing/toy_training.h"
 

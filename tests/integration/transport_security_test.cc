@@ -15,10 +15,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_matchers.h"
-#include "client/cpp/session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "net/test_certificates.h"
+#include "tessera/session.h"
 #include "tests/demo/child_process.h"
 #include "tests/testing/toy_training.h"
 

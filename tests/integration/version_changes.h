@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "client/cpp/load_model.h"
-#include "client/cpp/session.h"
+#include "tessera/load_model.h"
+#include "tessera/session.h"
 #include "tests/testing/trainer_team.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "job/reshard_after_forward.h"
 #include "tests/testing/toy_training.h"

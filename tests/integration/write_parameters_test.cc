@@ -5,7 +5,7 @@
 
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"

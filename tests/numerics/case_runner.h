@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "client/cpp/session.h"
+#include "tessera/session.h"
 #include "tests/numerics/random_case.h"
 #include "tests/numerics/reference_trainer.h"
 

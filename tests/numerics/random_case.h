@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "client/cpp/session_options.h"
 #include "job/job_config.h"
 #include "layout/tensor_spec.h"
+#include "tessera/session_options.h"
 
 namespace tessera::numerics {
 

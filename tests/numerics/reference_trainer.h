@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "client/cpp/session_options.h"
 #include "job/job_config.h"
 #include "layout/tensor_spec.h"
+#include "tessera/session_options.h"
 
 namespace tessera::numerics {
 

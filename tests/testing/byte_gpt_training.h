@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/session/local_cluster.h"
+#include "tessera/session.h"
 #include "tests/testing/byte_gpt.h"
 #include "worker/device/rank_device.h"
 

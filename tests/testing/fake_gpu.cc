@@ -4,7 +4,7 @@
 #include "worker/device/cuda/cuda_device_memory.h"
 #include "worker/device/cuda/cuda_rank_device.h"
 #include "worker/device/cuda/kernel_launch_on_host.h"
-#include "worker/memory/host_rank_device.h"
+#include "worker/device/host/host_rank_device.h"
 
 namespace tessera::testing_support {
 

@@ -7,8 +7,8 @@
 
 #include "CLI/CLI.hpp"
 #include "base/fault_point.h"
-#include "client/cpp/session.h"
 #include "client/executor/host_executor.h"
+#include "tessera/session.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/toy_training.h"

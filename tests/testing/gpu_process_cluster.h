@@ -9,9 +9,9 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/session.h"
 #include "tests/testing/gpu_clusters.h"
 #include "tests/testing/trainer_team.h"
 #include "worker/device/rank_device.h"

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/cpp/device_gradients.h"
+#include "tessera/device_gradients.h"
 #include "tests/testing/toy_training.h"
 #include "worker/device/host/host_rank_kernels.h"
 

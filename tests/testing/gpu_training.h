@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/session.h"
+#include "tessera/session.h"
 #include "worker/device/rank_device.h"
 
 namespace tessera::testing_support {

@@ -8,13 +8,13 @@
 #include <thread>
 
 #include "base/status_matchers.h"
-#include "checkpoint/model_file.h"
-#include "checkpoint/safetensors_header.h"
-#include "checkpoint/stored_tensors.h"
+#include "checkpoint/safetensors/model_file.h"
+#include "checkpoint/safetensors/safetensors_header.h"
+#include "checkpoint/safetensors/stored_tensors.h"
 #include "client/cli/cli.h"
 #include "gtest/gtest.h"
+#include "kernels/kernels.h"
 #include "nlohmann/json.hpp"
-#include "worker/device/host/kernels.h"
 
 namespace tessera::testing_support {
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "worker/memory/region.h"
+#include "shm/region.h"
 
 namespace tessera::testing_support {
 

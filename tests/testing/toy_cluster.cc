@@ -7,7 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "base/status_matchers.h"
-#include "client/cpp/job_rpc.h"
+#include "client/rpc/job_rpc.h"
 #include "tests/testing/toy_training.h"
 
 namespace tessera::testing_support {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/session.h"
 
 namespace tessera::testing_support {
 

@@ -1,7 +1,7 @@
 #include "tests/testing/toy_state.h"
 
 #include "base/status_macros.h"
-#include "client/cpp/optimizer_state.h"
+#include "tessera/optimizer_state.h"
 #include "tests/testing/toy_training.h"
 
 namespace tessera::testing_support {

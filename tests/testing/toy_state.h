@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/cpp/session.h"
 #include "job/job_memory.h"
+#include "tessera/session.h"
 
 namespace tessera::testing_support {
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/cpp/session_buffers.h"
+#include "client/session/session_buffers.h"
 
 namespace tessera::testing_support {
 

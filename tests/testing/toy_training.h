@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/cpp/session.h"
+#include "tessera/session.h"
 
 namespace tessera::testing_support {
 

@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/local_cluster.h"
-#include "client/cpp/session.h"
+#include "client/session/local_cluster.h"
+#include "tessera/session.h"
 
 namespace tessera::testing_support {
 

@@ -36,11 +36,11 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kernels/element_reduce.h"
+#include "kernels/kernels.h"
 #include "layout/dtype.h"
 #include "layout/element_type.h"
 #include "layout/shard_map.h"
-#include "worker/device/host/element_reduce.h"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 

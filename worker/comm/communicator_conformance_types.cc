@@ -7,9 +7,9 @@
 
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
+#include "kernels/narrow_floats.h"
 #include "worker/comm/communicator_conformance.h"
 #include "worker/comm/communicator_conformance_values.h"
-#include "worker/device/narrow_floats.h"
 
 namespace tessera {
 namespace {

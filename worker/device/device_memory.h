@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "worker/device/device_name.h"
+#include "shm/device_name.h"
 
 namespace tessera {
 

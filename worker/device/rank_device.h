@@ -14,10 +14,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "shm/device_name.h"
+#include "shm/shared_event.h"
 #include "worker/device/buffer.h"
-#include "worker/device/device_name.h"
 #include "worker/device/rank_kernels.h"
-#include "worker/device/shared_event.h"
 
 namespace tessera {
 

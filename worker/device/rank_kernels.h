@@ -15,11 +15,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/kernels.h"
 #include "layout/dtype.h"
 #include "layout/values.h"
+#include "shm/shared_event.h"
 #include "worker/device/buffer.h"
-#include "worker/device/host/kernels.h"
-#include "worker/device/shared_event.h"
 
 namespace tessera {
 

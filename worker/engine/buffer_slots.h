@@ -22,7 +22,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "worker/memory/buffer_memory.h"
+#include "shm/buffer_memory.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/memory/region.h"
+#include "shm/region.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/device/host/norm_part.h"
+#include "kernels/norm_part.h"
 #include "worker/engine/flight_recorder.h"
 #include "worker/engine/gradient_norm.h"
 #include "worker/engine/group_page.h"

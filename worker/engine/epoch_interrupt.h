@@ -14,7 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "worker/comm/wait_word.h"
+#include "shm/wait_word.h"
 
 namespace tessera {
 

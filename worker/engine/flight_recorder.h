@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "base/ids.h"
-#include "worker/memory/flight_ring.h"
+#include "shm/flight_ring.h"
 
 namespace tessera {
 

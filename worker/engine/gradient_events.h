@@ -17,8 +17,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "shm/control_page.h"
 #include "worker/device/rank_device.h"
-#include "worker/memory/control_page.h"
 
 namespace tessera {
 

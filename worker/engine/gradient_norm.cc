@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "worker/device/measured_sum.h"
+#include "kernels/measured_sum.h"
 
 namespace tessera {
 namespace {

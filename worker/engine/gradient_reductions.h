@@ -14,9 +14,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/kernels.h"
 #include "layout/shard_map.h"
 #include "layout/values.h"
-#include "worker/device/host/kernels.h"
 #include "worker/engine/early_updates.h"
 #include "worker/engine/engine_context.h"
 #include "worker/engine/step_vote.h"

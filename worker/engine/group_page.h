@@ -21,10 +21,10 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "job/job_config.h"
-#include "worker/comm/wait_word.h"
+#include "job/training_progress.h"
+#include "shm/wait_word.h"
 #include "worker/engine/state_hold.h"
 #include "worker/engine/window_count.h"
-#include "worker/memory/training_progress.h"
 
 namespace tessera {
 

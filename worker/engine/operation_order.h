@@ -10,10 +10,10 @@
 
 #include "absl/status/status.h"
 #include "layout/dtype.h"
+#include "shm/control_page.h"
 #include "worker/engine/group_page.h"
 #include "worker/engine/order_gate.h"
 #include "worker/engine/order_tracker.h"
-#include "worker/memory/control_page.h"
 
 namespace tessera {
 

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "layout/dtype.h"
-#include "worker/memory/control_page.h"
+#include "shm/control_page.h"
 
 namespace tessera {
 

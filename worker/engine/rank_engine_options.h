@@ -10,6 +10,8 @@
 #include "job/job_memory.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
+#include "shm/control_page.h"
+#include "shm/parameter_plan.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/rank_kernels.h"
 #include "worker/device/stream.h"
@@ -21,8 +23,6 @@
 #include "worker/engine/put_source.h"
 #include "worker/engine/state_files.h"
 #include "worker/engine/state_image.h"
-#include "worker/memory/control_page.h"
-#include "worker/memory/parameter_plan.h"
 
 namespace tessera {
 

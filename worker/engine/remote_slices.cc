@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "worker/memory/region.h"
+#include "shm/region.h"
 
 namespace tessera {
 namespace {

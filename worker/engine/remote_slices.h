@@ -23,10 +23,10 @@
 #include "job/job_memory.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
+#include "shm/parameter_plan.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/rank_kernels.h"
 #include "worker/engine/window_count.h"
-#include "worker/memory/parameter_plan.h"
 
 namespace tessera {
 

@@ -19,8 +19,8 @@
 #include "job/job_memory.h"
 #include "layout/model_layout.h"
 #include "layout/values.h"
+#include "shm/parameter_plan.h"
 #include "worker/device/rank_kernels.h"
-#include "worker/memory/parameter_plan.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-// Which unit has each slot of parameters (worker/memory/parameter_plan.h) in an epoch.
+// Which unit has each slot of parameters (shm/parameter_plan.h) in an epoch.
 //
 //   free ──GatherAhead──► ahead ──Open──► open ──Close──► free
 //     └──────────────Open──────────────────▲
@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "worker/memory/parameter_plan.h"
+#include "shm/parameter_plan.h"
 
 namespace tessera {
 

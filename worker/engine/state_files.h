@@ -18,9 +18,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "job/job_memory.h"
+#include "job/training_progress.h"
 #include "layout/values.h"
 #include "worker/engine/sharded_optimizer.h"
-#include "worker/memory/training_progress.h"
 
 namespace tessera {
 

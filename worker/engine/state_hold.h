@@ -26,7 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "worker/comm/wait_word.h"
+#include "shm/wait_word.h"
 
 namespace tessera {
 

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "job/job_config.h"
 #include "layout/model_layout.h"
+#include "shm/control_page.h"
 #include "worker/engine/gradient_norm.h"
-#include "worker/memory/control_page.h"
 
 namespace tessera {
 

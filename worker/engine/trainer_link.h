@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "base/ids.h"
-#include "worker/memory/control_page.h"
+#include "shm/control_page.h"
 
 namespace tessera {
 

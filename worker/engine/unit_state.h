@@ -13,7 +13,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "worker/memory/control_page.h"
+#include "shm/control_page.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
-#include "worker/memory/control_page.h"
+#include "shm/control_page.h"
 
 namespace tessera {
 namespace {

@@ -16,9 +16,9 @@
 
 #include "worker/comm/communicator.h"
 #include "worker/engine/state_files.h"
-#include "worker/executor/background_save.h"
 #include "worker/executor/executor_memory.h"
-#include "worker/executor/save_book.h"
+#include "worker/executor/save/background_save.h"
+#include "worker/executor/save/save_book.h"
 
 namespace tessera {
 

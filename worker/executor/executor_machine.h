@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "checkpoint/storage/direct_writes.h"
 #include "worker/comm/direct_communicators.h"
+#include "worker/device/host/host_rank_device.h"
 #include "worker/device/rank_device.h"
-#include "worker/memory/host_rank_device.h"
 
 namespace tessera {
 

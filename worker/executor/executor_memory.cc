@@ -13,7 +13,7 @@
 #include "job/job_codec.h"
 #include "job/job_layout.h"
 #include "proto/executor.pb.h"
-#include "worker/memory/host_rank_device.h"
+#include "worker/device/host/host_rank_device.h"
 
 namespace tessera {
 namespace {

@@ -11,13 +11,13 @@
 #include "job/job_memory.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
+#include "shm/control_page.h"
+#include "shm/fd_passing.h"
+#include "shm/flight_ring.h"
+#include "shm/region.h"
+#include "worker/device/mapped_parameters.h"
 #include "worker/device/rank_device.h"
 #include "worker/engine/group_page.h"
-#include "worker/memory/control_page.h"
-#include "worker/memory/fd_passing.h"
-#include "worker/memory/flight_ring.h"
-#include "worker/memory/mapped_parameters.h"
-#include "worker/memory/region.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/crc32.h"
+#include "checkpoint/safetensors/crc32.h"
 #include "job/live_tensors.h"
 
 namespace tessera {

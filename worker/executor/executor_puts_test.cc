@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "checkpoint/crc32.h"
+#include "checkpoint/safetensors/crc32.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "job/live_tensors.h"

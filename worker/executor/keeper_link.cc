@@ -5,7 +5,7 @@
 #include "base/steady_time.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
-#include "worker/memory/fd_passing.h"
+#include "shm/fd_passing.h"
 
 namespace tessera {
 

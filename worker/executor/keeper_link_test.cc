@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "job/field_limits.h"
-#include "worker/memory/fd_passing.h"
+#include "shm/fd_passing.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@
 #include "worker/device/cuda/cuda_device_memory.h"
 #include "worker/device/cuda/cuda_rank_device.h"
 #include "worker/device/cuda/mps.h"
-#include "worker/memory/host_rank_device.h"
+#include "worker/device/host/host_rank_device.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "layout/layout_digest.h"
-#include "worker/memory/local_messages.h"
+#include "shm/local_messages.h"
 
 namespace tessera {
 namespace {

@@ -22,10 +22,10 @@
 #include "base/ids.h"
 #include "base/unique_fd.h"
 #include "proto/local.pb.h"
+#include "shm/fd_passing.h"
 #include "worker/keeper/epoch_machine.h"
 #include "worker/keeper/executor_slot.h"
 #include "worker/keeper/job_context.h"
-#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 

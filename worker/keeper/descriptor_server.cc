@@ -16,8 +16,8 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "shm/local_messages.h"
 #include "worker/keeper/direct_map_socket.h"
-#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {

@@ -33,9 +33,9 @@
 #include "base/unique_fd.h"
 #include "job/field_limits.h"
 #include "proto/local.pb.h"
+#include "shm/fd_passing.h"
 #include "worker/keeper/direct_maps.h"
 #include "worker/keeper/keeper.h"
-#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 

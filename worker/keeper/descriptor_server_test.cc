@@ -23,9 +23,9 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
+#include "shm/fd_passing.h"
+#include "shm/local_messages.h"
 #include "worker/keeper/direct_maps.h"
-#include "worker/memory/fd_passing.h"
-#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "worker/memory/fd_passing.h"
-#include "worker/memory/local_messages.h"
-#include "worker/memory/shared_file.h"
+#include "shm/fd_passing.h"
+#include "shm/local_messages.h"
+#include "shm/shared_file.h"
 
 namespace tessera {
 namespace {

@@ -7,8 +7,8 @@
 #include "base/log.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
+#include "shm/control_page.h"
 #include "worker/keeper/decision_codec.h"
-#include "worker/memory/control_page.h"
 
 namespace tessera {
 

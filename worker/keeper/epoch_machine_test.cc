@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
-#include "worker/memory/fd_passing.h"
+#include "shm/fd_passing.h"
 
 namespace tessera {
 namespace {

@@ -14,7 +14,7 @@
 #include "base/no_more_threads.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
-#include "worker/memory/fd_passing.h"
+#include "shm/fd_passing.h"
 
 namespace tessera {
 namespace {

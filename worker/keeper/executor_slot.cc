@@ -2,7 +2,7 @@
 
 #include <sys/socket.h>
 
-#include "worker/memory/fd_passing.h"
+#include "shm/fd_passing.h"
 
 namespace tessera {
 

@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/steady_time.h"
+#include "shm/control_page.h"
+#include "shm/fd_passing.h"
 #include "worker/keeper/executor_event.h"
 #include "worker/keeper/standstill.h"
-#include "worker/memory/control_page.h"
-#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
-#include "checkpoint/crc32.h"
+#include "checkpoint/safetensors/crc32.h"
 #include "worker/executor/executor_memory.h"
 
 namespace tessera {

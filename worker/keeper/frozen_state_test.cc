@@ -8,13 +8,13 @@
 #include <thread>
 
 #include "base/status_matchers.h"
-#include "checkpoint/crc32.h"
+#include "checkpoint/safetensors/crc32.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
+#include "shm/buffer_memory.h"
 #include "worker/engine/state_hold.h"
 #include "worker/executor/executor_memory.h"
-#include "worker/memory/buffer_memory.h"
 
 namespace tessera {
 namespace {

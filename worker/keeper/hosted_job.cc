@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "job/worker_events.h"
-#include "worker/memory/control_page.h"
+#include "shm/control_page.h"
 
 namespace tessera {
 namespace {

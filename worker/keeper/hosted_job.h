@@ -34,6 +34,7 @@
 #include "proto/coordinator.pb.h"
 #include "proto/local.pb.h"
 #include "proto/worker.pb.h"
+#include "shm/fd_passing.h"
 #include "worker/keeper/attach_table.h"
 #include "worker/keeper/executor_launcher.h"
 #include "worker/keeper/job_context.h"
@@ -43,7 +44,6 @@
 #include "worker/keeper/put_forwarder.h"
 #include "worker/keeper/put_stage.h"
 #include "worker/keeper/rank_supervisor.h"
-#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 

@@ -10,9 +10,9 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "shm/fd_passing.h"
 #include "worker/executor/rank_executor.h"
 #include "worker/keeper/hosted_job_fixture.h"
-#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 namespace {

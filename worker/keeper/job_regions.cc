@@ -16,12 +16,12 @@
 #include "job/job_codec.h"
 #include "job/job_layout.h"
 #include "proto/executor.pb.h"
+#include "shm/fd_passing.h"
+#include "shm/parameter_plan.h"
+#include "shm/shared_file.h"
 #include "worker/comm/shm/shm_communicator.h"
 #include "worker/device/rank_device.h"
 #include "worker/executor/executor_memory.h"
-#include "worker/memory/fd_passing.h"
-#include "worker/memory/parameter_plan.h"
-#include "worker/memory/shared_file.h"
 
 namespace tessera {
 namespace {

@@ -16,12 +16,12 @@
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
 #include "proto/coordinator.pb.h"
+#include "shm/control_page.h"
+#include "shm/flight_ring.h"
+#include "shm/region.h"
 #include "worker/device/device_memory.h"
 #include "worker/engine/group_page.h"
 #include "worker/keeper/memory_budget.h"
-#include "worker/memory/control_page.h"
-#include "worker/memory/flight_ring.h"
-#include "worker/memory/region.h"
 
 namespace tessera {
 

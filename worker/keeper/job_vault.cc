@@ -16,8 +16,8 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/version.h"
+#include "shm/region.h"
 #include "worker/engine/group_page.h"
-#include "worker/memory/region.h"
 
 namespace tessera {
 namespace {

@@ -16,9 +16,9 @@
 #include "base/version.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shm/fd_passing.h"
+#include "shm/region.h"
 #include "worker/engine/group_page.h"
-#include "worker/memory/fd_passing.h"
-#include "worker/memory/region.h"
 #include "worker/vault/memory_vault.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
-#include "worker/memory/local_messages.h"
+#include "shm/local_messages.h"
 
 namespace tessera {
 

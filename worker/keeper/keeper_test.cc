@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
-#include "worker/memory/local_messages.h"
+#include "shm/local_messages.h"
 
 namespace tessera {
 namespace {

@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/crc32.h"
+#include "checkpoint/safetensors/crc32.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
-#include "worker/device/host/kernels.h"
+#include "kernels/kernels.h"
 
 namespace tessera {
 namespace {

@@ -10,10 +10,10 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
-#include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/model_file.h"
+#include "checkpoint/manifest/checkpoint_folder.h"
+#include "checkpoint/safetensors/model_file.h"
+#include "shm/fd_passing.h"
 #include "worker/keeper/executor_watch.h"
-#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "worker/memory/control_page.h"
+#include "shm/control_page.h"
 
 namespace tessera {
 

@@ -10,10 +10,10 @@
 #include "job/job_codec.h"
 #include "job/job_memory.h"
 #include "job/live_tensors.h"
+#include "shm/fd_passing.h"
+#include "shm/shared_file.h"
 #include "worker/engine/group_page.h"
 #include "worker/executor/executor_memory.h"
-#include "worker/memory/fd_passing.h"
-#include "worker/memory/shared_file.h"
 
 namespace tessera {
 namespace {

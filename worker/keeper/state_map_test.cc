@@ -7,10 +7,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
+#include "shm/buffer_memory.h"
+#include "shm/shared_file.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/keeper/hosted_job_fixture.h"
-#include "worker/memory/buffer_memory.h"
-#include "worker/memory/shared_file.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
-#include "worker/device/host/kernels.h"
+#include "kernels/kernels.h"
 #include "worker/executor/executor_memory.h"
 
 namespace tessera {

@@ -14,9 +14,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
+#include "shm/buffer_memory.h"
 #include "worker/engine/state_hold.h"
 #include "worker/executor/executor_memory.h"
-#include "worker/memory/buffer_memory.h"
 
 namespace tessera {
 namespace {

@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/utf8.h"
+#include "shm/control_page.h"
+#include "shm/flight_ring.h"
 #include "worker/engine/unit_state.h"
-#include "worker/memory/control_page.h"
-#include "worker/memory/flight_ring.h"
 
 namespace tessera {
 namespace {

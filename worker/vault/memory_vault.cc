@@ -22,7 +22,7 @@
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "proto/vault.pb.h"
-#include "worker/memory/fd_passing.h"
+#include "shm/fd_passing.h"
 
 namespace tessera {
 namespace {

@@ -10,8 +10,8 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/memory/fd_passing.h"
-#include "worker/memory/region.h"
+#include "shm/fd_passing.h"
+#include "shm/region.h"
 #include "worker/vault/vault_client.h"
 
 namespace tessera {

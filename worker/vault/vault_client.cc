@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "google/protobuf/message_lite.h"
-#include "worker/memory/fd_passing.h"
-#include "worker/memory/region.h"
+#include "shm/fd_passing.h"
+#include "shm/region.h"
 
 namespace tessera {
 namespace {

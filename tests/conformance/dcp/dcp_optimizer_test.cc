@@ -14,7 +14,7 @@
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/dcp/dcp_model.h"
 #include "checkpoint/dcp/torch_tensor.h"
-#include "checkpoint/element_reader.h"
+#include "checkpoint/safetensors/element_reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/dcp/golden_folders.h"

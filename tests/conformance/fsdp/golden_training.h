@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 #include "nlohmann/json.hpp"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "client/cpp/local_cluster.h"
+#include "client/session/local_cluster.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"

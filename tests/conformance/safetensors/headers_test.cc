@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/safetensors_header.h"
+#include "checkpoint/safetensors/safetensors_header.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 

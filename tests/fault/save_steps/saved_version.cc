@@ -11,15 +11,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/consolidate.h"
-#include "checkpoint/verify_checkpoint.h"
+#include "checkpoint/manifest/verify_checkpoint.h"
+#include "checkpoint/parts/consolidate.h"
 #include "worker/comm/loopback/loopback_communicator.h"
 #include "worker/comm/shm/shm_test_group.h"
-#include "worker/executor/checkpoint_load.h"
-#include "worker/executor/checkpoint_save.h"
-#include "worker/executor/model_load.h"
-#include "worker/executor/model_save.h"
-#include "worker/executor/part_save.h"
+#include "worker/executor/load/checkpoint_load.h"
+#include "worker/executor/load/model_load.h"
+#include "worker/executor/save/checkpoint_save.h"
+#include "worker/executor/save/model_save.h"
+#include "worker/executor/save/part_save.h"
 
 namespace tessera {
 namespace {

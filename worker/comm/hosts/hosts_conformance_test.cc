@@ -8,8 +8,8 @@
 #include "worker/comm/communicator_conformance.h"
 #include "worker/comm/hosts/hosts_communicator.h"
 #include "worker/comm/shm/shm_test_group.h"
+#include "worker/device/host/host_rank_device.h"
 #include "worker/device/host/host_rank_kernels.h"
-#include "worker/memory/host_rank_device.h"
 
 namespace tessera {
 namespace {

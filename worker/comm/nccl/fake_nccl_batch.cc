@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "base/check.h"
-#include "worker/device/narrow_floats.h"
+#include "kernels/narrow_floats.h"
 
 namespace tessera {
 namespace {

@@ -4,10 +4,10 @@
 #include <cstring>
 
 #include "base/status_macros.h"
+#include "kernels/narrow_floats.h"
 #include "worker/comm/collective_arguments.h"
 #include "worker/comm/nccl/nccl_communicator.h"
 #include "worker/comm/operation_digest.h"
-#include "worker/device/narrow_floats.h"
 
 namespace tessera {
 namespace {

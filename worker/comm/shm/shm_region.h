@@ -17,7 +17,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "worker/comm/wait_word.h"
+#include "shm/wait_word.h"
 
 namespace tessera {
 

@@ -11,8 +11,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "shm/shared_event.h"
 #include "worker/device/cuda/cuda_context.h"
-#include "worker/device/shared_event.h"
 
 namespace tessera {
 

@@ -5,8 +5,8 @@
 
 #include <cmath>
 
+#include "kernels/kernels.h"
 #include "worker/device/cuda/kernel_math.h"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 namespace gpu {

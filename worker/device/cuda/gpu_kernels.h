@@ -59,7 +59,7 @@ class GpuKernels : public SliceKernels {
                        host::GradientStats* stats);
   // The part of a p-norm that these values are, kFp32 or kFp64, is added to `part`, in pinned
   // memory; by infinity it is the larger of the two. p > 0. As AddToNormPart of
-  // worker/device/host/norm_part.h, whose bits it has for p = 1, 2 and infinity; other powers may
+  // kernels/norm_part.h, whose bits it has for p = 1, 2 and infinity; other powers may
   // differ by a unit in the last place each (see measured_sum.h).
   absl::Status AddToNormPart(CudaStreamHandle* stream, DType dtype, const void* values,
                              int64_t count, double p, double* part);

@@ -10,9 +10,9 @@
 #include <random>
 #include <vector>
 
+#include "kernels/measured_sum.h"
 #include "worker/device/cuda/gpu_kernels_fixture.h"
 #include "worker/device/cuda/kernel_math.h"
-#include "worker/device/measured_sum.h"
 
 namespace tessera {
 namespace {

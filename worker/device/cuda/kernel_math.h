@@ -11,8 +11,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "worker/device/measured_sum.h"
-#include "worker/device/narrow_floats.h"
+#include "kernels/measured_sum.h"
+#include "kernels/narrow_floats.h"
 
 namespace tessera {
 namespace gpu {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/kernels.h"
 #include "layout/dtype.h"
 #include "worker/device/cuda/gpu_factors.h"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 namespace gpu {

@@ -13,10 +13,10 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kernels/element_reduce.h"
+#include "kernels/kernels.h"
 #include "layout/element_type.h"
 #include "worker/device/cuda/cuda_api.h"
-#include "worker/device/host/element_reduce.h"
-#include "worker/device/host/kernels.h"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "worker/device/host/norm_part.h"
+#include "kernels/norm_part.h"
 
 namespace tessera {
 namespace {

@@ -1,0 +1,49 @@
+// A model in the form that it is given away in: in files of a size, in a lower precision.
+//
+//   SaveModelOptions options;
+//   options.max_file_bytes = kDefaultMaxShardBytes;
+//   options.dtype = DType::kBf16;
+//   RETURN_IF_ERROR(SaveModel(&session, "/models/gpt", options));
+//
+//   /models/gpt/ model-00001-of-00003.safetensors, ..., model.safetensors.index.json
+//
+// Session::Save(path) is SaveModel(session, path, {}): one file in full precision. Written in
+// parallel by the ranks that own the elements; nothing is gathered. Buffers and ignored parameters
+// of an attached module are in it, rank 0's, and are never rounded. Collective, not within RunStep;
+// thread-compatible, as the session. What is rounded is lost: to continue training from it, save a
+// checkpoint (checkpoint.h), which is never rounded.
+#ifndef TESSERA_TESSERA_SAVE_MODEL_H_
+#define TESSERA_TESSERA_SAVE_MODEL_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "checkpoint/safetensors/model_index.h"
+#include "tessera/session.h"
+
+namespace tessera {
+
+struct SaveModelOptions {
+  // Of the tensors in one file; a larger tensor has a file of its own. 0: `path` is one file. Else
+  // it is a folder, which gets its name as a whole and replaces one that holds a model alone.
+  int64_t max_file_bytes = 0;
+  // fp32, bf16 or fp16: what parameters in a larger dtype are rounded to, to nearest, ties to even
+  // (fp64 to a half by way of fp32). The files' __metadata__ says so: tessera.save_dtype.
+  std::optional<DType> dtype;
+};
+
+// Errors: InvalidArgument     the path, the limit or the dtype
+//         OutOfRange          a value is too large for the dtype, naming tensor and value
+//         FailedPrecondition  something else has that name; the ranks ask for different models; no
+//                             initial values; fake collectives
+//         the file system's (ResourceExhausted: the disk is full), with the rank's number: what had
+//         the name is as it was then
+//         Aborted             a process died, or the ranks could not agree in time.
+absl::Status SaveModel(Session* session, const std::string& path,
+                       const SaveModelOptions& options = {});
+
+}  // namespace tessera
+
+#endif  // TESSERA_TESSERA_SAVE_MODEL_H_

@@ -1,0 +1,187 @@
+#include "client/live/mapped_source.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/rpc/worker_socket.h"
+#include "job/job_codec.h"
+#include "shm/local_messages.h"
+#include "shm/shared_file.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMaxGivenBytes = 256 << 20;
+constexpr int64_t kWordBytes = 8;
+constexpr int64_t kCountBytes = 4;
+constexpr int64_t kNumbersOfGroup = 6;
+
+bool IsInside(int64_t offset_bytes, int64_t size_bytes, int64_t region_bytes) {
+  return size_bytes >= 0 && offset_bytes >= 0 && size_bytes <= region_bytes &&
+         offset_bytes <= region_bytes - size_bytes;
+}
+
+bool AreWords(int64_t offset_bytes, int64_t count, int64_t word_bytes, int64_t region_bytes) {
+  return offset_bytes % word_bytes == 0 && count <= region_bytes / word_bytes &&
+         IsInside(offset_bytes, count * word_bytes, region_bytes);
+}
+
+absl::Status CheckNumbers(const v1::LiveMapGiven& given, const v1::LiveMapNumbers& numbers,
+                          int64_t region_bytes) {
+  int64_t num_counts = 0;
+  for (const int64_t parameter : given.parameters()) {
+    if (parameter < 0) return absl::DataLossError(absl::StrCat("parameter ", parameter, " came"));
+    num_counts = std::max(num_counts, parameter + 1);
+  }
+  if (AreWords(numbers.trained_step_offset_bytes(), 1, kWordBytes, region_bytes) &&
+      AreWords(numbers.update_counts_offset_bytes(), num_counts, kCountBytes, region_bytes) &&
+      AreWords(numbers.groups_offset_bytes(), kNumbersOfGroup * given.own_groups_size(), kWordBytes,
+               region_bytes))
+    return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("numbers at ", numbers.trained_step_offset_bytes(), ", ",
+                                          numbers.update_counts_offset_bytes(), " and ",
+                                          numbers.groups_offset_bytes(), " of ", region_bytes,
+                                          " bytes"));
+}
+
+absl::StatusOr<v1::LiveMapGiven> ReadGiven(int fd) {
+  ASSIGN_OR_RETURN(const std::string bytes, ReadSealedFile(fd, kMaxGivenBytes));
+  v1::LiveMapGiven given;
+  if (!given.ParseFromString(bytes)) return absl::DataLossError("the received message is empty");
+  return given;
+}
+
+}  // namespace
+
+absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_t>& region_sizes) {
+  if (region_sizes.empty() || given.ranks().empty())
+    return absl::DataLossError("the worker gave no words for the version");
+  for (const int64_t size_bytes : region_sizes)
+    if (size_bytes < 1) return absl::DataLossError("the worker gave an empty region");
+  for (const v1::LiveMapRank& rank : given.ranks()) {
+    if (AreWords(rank.applied_offset_bytes(), 1, kWordBytes, region_sizes[0]) &&
+        AreWords(rank.writing_offset_bytes(), 1, kWordBytes, region_sizes[0]))
+      continue;
+    return absl::DataLossError(absl::StrCat("words at ", rank.applied_offset_bytes(), " and ",
+                                            rank.writing_offset_bytes(), " of ", region_sizes[0],
+                                            " bytes"));
+  }
+  RETURN_IF_ERROR(CheckNumbers(given, given.even(), region_sizes[0]));
+  RETURN_IF_ERROR(CheckNumbers(given, given.odd(), region_sizes[0]));
+  for (const v1::LiveMapSlice& slice : given.slices()) {
+    const bool has_region =
+        slice.region() >= 0 && slice.region() < static_cast<int>(region_sizes.size());
+    const int64_t region_bytes = has_region ? region_sizes[slice.region()] : -1;
+    if (IsInside(slice.even_offset_bytes(), slice.size_bytes(), region_bytes) &&
+        IsInside(slice.odd_offset_bytes(), slice.size_bytes(), region_bytes) &&
+        slice.size_bytes() > 0)
+      continue;
+    return absl::DataLossError(absl::StrCat(
+        slice.size_bytes(), " bytes at ", slice.even_offset_bytes(), " and ",
+        slice.odd_offset_bytes(), " of region ", slice.region(), " of ", region_bytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Claim(const v1::LiveMapSource& source) {
+  const std::string who = absl::StrCat("worker '", source.worker_id(), "'");
+  const auto claim = [&]() -> absl::StatusOr<std::unique_ptr<MappedSource>> {
+    ASSIGN_OR_RETURN(const UniqueFd socket, ConnectToWorker(source.descriptor_socket()));
+    v1::LocalRequest request;
+    request.set_map_session(source.session());
+    ASSIGN_OR_RETURN(const Packet packet, AskWorker(socket.get(), EncodeRequest(request)));
+    RETURN_IF_ERROR(ParseReply(packet.bytes).status());
+    if (packet.fds.empty()) return absl::DataLossError("no descriptors arrived");
+    ASSIGN_OR_RETURN(v1::LiveMapGiven given, ReadGiven(packet.fds[0].get()));
+    return Map(std::move(given), absl::MakeSpan(packet.fds).subspan(1));
+  };
+  absl::StatusOr<std::unique_ptr<MappedSource>> mapped = claim();
+  // Another worker may have such a path on this host, and knows no such session.
+  if (absl::IsNotFound(mapped.status())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(who, " is not on this host: ", mapped.status().message()));
+  }
+  // The query is what the coordinator has found good.
+  if (absl::IsInvalidArgument(mapped.status()))
+    return absl::DataLossError(absl::StrCat(who, ": ", mapped.status().message()));
+  if (!mapped.ok()) return Annotate(mapped.status(), who);
+  return mapped;
+}
+
+absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Map(
+    v1::LiveMapGiven given, absl::Span<const UniqueFd> regions) {
+  std::unique_ptr<MappedSource> mapped(new MappedSource(std::move(given)));
+  std::vector<int64_t> sizes;
+  for (const UniqueFd& region : regions) {
+    ASSIGN_OR_RETURN(sizes.emplace_back(), SizeOfSealed(region.get()));
+  }
+  RETURN_IF_ERROR(CheckPlaces(mapped->given_, sizes));
+  for (size_t i = 0; i < regions.size(); ++i) {
+    ASSIGN_OR_RETURN(mapped->regions_.emplace_back(),
+                     Mapping::Create(regions[i].get(), 0, sizes[i], Access::kReadOnly));
+  }
+  return mapped;
+}
+
+absl::string_view MappedSource::Slice(int number, int64_t step) const {
+  const v1::LiveMapSlice& slice = given_.slices(number);
+  const int64_t offset_bytes = step % 2 == 0 ? slice.even_offset_bytes() : slice.odd_offset_bytes();
+  return {reinterpret_cast<const char*>(regions_[slice.region()].data()) + offset_bytes,
+          static_cast<size_t>(slice.size_bytes())};
+}
+
+template <typename Value>
+Value MappedSource::Load(int64_t offset_bytes, std::memory_order order) const {
+  return reinterpret_cast<const std::atomic<Value>*>(regions_[0].data() + offset_bytes)
+      ->load(order);
+}
+
+MappedNumbers MappedSource::Numbers(int64_t step) const {
+  const v1::LiveMapNumbers& places = step % 2 == 0 ? given_.even() : given_.odd();
+  MappedNumbers numbers;
+  numbers.trained_step = Load<int64_t>(places.trained_step_offset_bytes());
+  for (const int64_t parameter : given_.parameters()) {
+    numbers.update_counts.push_back(
+        Load<uint32_t>(places.update_counts_offset_bytes() + kCountBytes * parameter));
+  }
+  int64_t at = places.groups_offset_bytes();
+  const auto next = [&] { return Load<double>(std::exchange(at, at + kWordBytes)); };
+  for (const v1::ParamGroup& own : given_.own_groups()) {
+    HyperParameters& group = numbers.groups.emplace_back(DecodeHyperParameters(own));
+    if (numbers.trained_step <= 0) continue;  // No step has any yet.
+    for (double* number : {&group.learning_rate, &group.beta1, &group.beta2, &group.epsilon,
+                           &group.weight_decay, &group.momentum})
+      *number = next();
+  }
+  return numbers;
+}
+
+int64_t MappedSource::Newest() const {
+  int64_t newest = 0;
+  for (const v1::LiveMapRank& rank : given_.ranks())
+    newest =
+        std::max(newest, Load<int64_t>(rank.applied_offset_bytes(), std::memory_order_acquire));
+  return newest;
+}
+
+bool MappedSource::IsWhole(int64_t step) const {
+  return std::all_of(
+      given_.ranks().begin(), given_.ranks().end(), [&](const v1::LiveMapRank& rank) {
+        return Load<int64_t>(rank.applied_offset_bytes(), std::memory_order_acquire) >= step;
+      });
+}
+
+bool MappedSource::Stands(int64_t step) const {
+  // What was read before is read before the words are: the writer's side is in state_hold.cc.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return std::all_of(given_.ranks().begin(), given_.ranks().end(),
+                     [&](const v1::LiveMapRank& rank) {
+                       const auto writing = Load<int64_t>(rank.writing_offset_bytes());
+                       return writing < 2 || writing - 2 < step;  // Whatever it says.
+                     });
+}
+
+}  // namespace tessera

@@ -1,0 +1,473 @@
+// What waits is in Await.
+#include "client/session/rank_client.h"
+
+#include <poll.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+#include "base/steady_time.h"
+#include "client/session/buffer_hooks.h"
+#include "client/session/missing_ranks.h"
+#include "job/job_codec.h"
+#include "job/job_layout.h"
+#include "layout/layout_digest.h"
+#include "shm/fd_passing.h"
+#include "shm/local_messages.h"
+#include "worker/device/host/host_rank_device.h"
+
+namespace tessera {
+namespace {
+
+// How long a session that ends waits for a worker that does not hear; for its own executor it waits
+// as long as that takes.
+constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
+
+// Of an epoch that gives ranks their values from others.
+constexpr absl::Duration kLongestRebuild = absl::Hours(1);
+
+// Between two attempts to attach to the next daemon.
+constexpr absl::Duration kAttachPause = absl::Milliseconds(50);
+
+// For the coordinator to say which ranks a trainer waited for.
+constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
+
+// So that no step faults on the first `size_bytes`.
+void Populate(const Mapping& memory, int64_t size_bytes) {
+  if (size_bytes >= memory.size_bytes()) return memory.Populate();
+  for (int64_t at = 0; at < size_bytes; at += kPageBytes) {
+    auto* page = reinterpret_cast<volatile std::byte*>(memory.data() + at);
+    *page = *page;
+  }
+}
+
+absl::StatusOr<MappedParameters> MapParameters(const ModelLayout& layout, const JobConfig& config,
+                                               const JobMemory& memory, int rank,
+                                               RankDevice* device,
+                                               const std::vector<UniqueFd>& fds) {
+  const size_t num_others = device->is_separate() ? 4 : 3;
+  ParameterPlan plan = ParameterPlan::InPlaces(memory);
+  if (fds.size() > num_others) {
+    ASSIGN_OR_RETURN(plan, ParameterPlan::InSlots(layout, config, memory));
+  }
+  if (fds.size() != num_others + plan.num_slots()) {
+    return absl::UnavailableError(absl::StrCat("the worker gave ", fds.size(),
+                                               " descriptors for a rank on ", device->name(),
+                                               " with ", plan.num_slots(), " slots"));
+  }
+  return MappedParameters::Map(std::move(plan), layout, memory, Rank(rank), device, fds[0],
+                               absl::MakeConstSpan(fds).subspan(num_others), /*writable=*/false);
+}
+
+// Of those that do, each rank's executor gets one from its trainer.
+bool MakesVersion(OpKind kind) {
+  return kind == OpKind::kStep || kind == OpKind::kFinishInitialize ||
+         kind == OpKind::kFinishWrite || kind == OpKind::kFinishTrainersStep ||
+         kind == OpKind::kLoad;
+}
+
+// The same for all descriptors of one memory file, and no others while it is there.
+absl::StatusOr<uint64_t> IdOfFile(int fd) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "look at the rank's memory");
+  return static_cast<uint64_t>(info.st_ino);
+}
+
+}  // namespace
+
+Op OpOf(OpKind kind, int unit) {
+  Op op;
+  op.kind = kind;
+  op.unit = unit;
+  return op;
+}
+
+absl::Status RankClient::Connect(absl::Time deadline) {
+  ASSIGN_OR_RETURN(layout_, LayOut(options_.model, options_.config));
+  ASSIGN_OR_RETURN(plan_, JobMemory::Create(layout_, options_.config));
+  v1::CreateJobRequest create;
+  create.set_request_id(NewRequestId());
+  create.set_job_id(options_.job_id);
+  *create.mutable_model() = EncodeModel(options_.model);
+  *create.mutable_config() = EncodeJobConfig(options_.config);
+  create.set_submitting_rank(options_.rank);
+  ASSIGN_OR_RETURN(const v1::Job job, CreateJob(Coordinator(), create, deadline));
+  if (job.state() == v1::JOB_STATE_LOST) {
+    return absl::DataLossError(
+        absl::StrCat("job '", options_.job_id, "' is lost: ", job.state_reason()));
+  }
+  if (job.state() == v1::JOB_STATE_HANDED_OVER) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", options_.job_id, "' is over: ", job.state_reason()));
+  }
+
+  creation_ = job.creation();
+  attach_key_ = job.attach_key();
+  ASSIGN_OR_RETURN(AttachedRank rank, Attach(/*former=*/0, options_.wait_if_attached, deadline));
+  lease_ = std::move(rank.lease);
+  attachment_ = rank.response.attachment();
+  outlives_daemon_ = rank.response.outlives_daemon();
+  only_host_ = rank.response.only_host();
+  epoch_ = static_cast<uint32_t>(rank.response.epoch());
+  if (wants_executor()) {
+    executor_socket_ = std::move(rank.fds.back());
+    rank.fds.pop_back();
+  }
+  return MapRegions(std::move(rank.fds));
+}
+
+absl::StatusOr<AttachedRank> RankClient::Attach(int64_t former, bool wait_if_attached,
+                                                absl::Time deadline) const {
+  v1::AttachRequest request;
+  request.set_job_id(options_.job_id);
+  request.set_rank(options_.rank);
+  request.set_world_size(options_.config.world_size);
+  request.set_layout_digest(LayoutDigest(layout_));
+  request.set_creation(creation_);
+  request.set_former_attachment(former);
+  request.set_attach_key(attach_key_);
+  request.set_hosts_executor(wants_executor());
+  absl::StatusOr<AttachedRank> rank =
+      AttachToRank(options_.worker_address, request, wait_if_attached, deadline);
+  RETURN_IF_ERROR(NameMissing(rank.status()));
+  if (rank->fds.size() < (wants_executor() ? 4 : 3))
+    return absl::UnavailableError("the worker gave not all of the rank's memory");
+  return rank;
+}
+
+absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
+  const auto gone = [&](absl::string_view why) {
+    return absl::UnavailableError(
+        absl::StrCat("the worker is gone (waiting for ", what(), ")", why));
+  };
+  if (!outlives_daemon_ || wants_executor()) return gone("");
+  const absl::Time deadline = std::min(SteadyNow() + options_.recover_timeout, wait_limit_);
+  absl::StatusOr<AttachedRank> again = Attach(attachment_, /*wait_if_attached=*/true, deadline);
+  // The next daemon may end, too, before it gave the descriptors.
+  while (absl::IsUnavailable(again.status()) && SteadyNow() + kAttachPause < deadline) {
+    absl::SleepFor(kAttachPause);
+    again = Attach(attachment_, /*wait_if_attached=*/true, deadline);
+  }
+  if (!again.ok()) return gone(absl::StrCat(", and did not come back: ", again.status().message()));
+  ASSIGN_OR_RETURN(const uint64_t memory, IdOfFile(again->fds[2].get()));
+  if (memory != control_id_) return gone(", and came back without the job's memory");
+  lease_ = std::move(again->lease);
+  attachment_ = again->response.attachment();
+  return absl::OkStatus();
+}
+
+absl::Status RankClient::Begin(absl::Time deadline, absl::FunctionRef<absl::Status()> take_over) {
+  if (wants_executor()) return HostExecutor(deadline);
+  const absl::Status joined = JoinEpoch(take_over);
+  // An epoch that ended meanwhile is not the caller's concern; the next one is clean.
+  const bool epoch_failed = page()->failed_epoch.load(std::memory_order_acquire) >= epoch_;
+  return absl::IsAborted(joined) || (!joined.ok() && epoch_failed) ? Recover() : joined;
+}
+
+DialOptions RankClient::Coordinator() const {
+  return {options_.coordinator_address, options_.tls, options_.insecure_connect};
+}
+
+absl::Status RankClient::NameMissing(absl::Status status) const {
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  const auto job = GetJob(Coordinator(), options_.job_id, SteadyNow() + kMissingTimeout);
+  const std::string missing = job.ok() ? MissingRanks(*job, rank()) : "";
+  if (missing.empty()) return status;
+  return absl::DeadlineExceededError(absl::StrCat(status.message(), ": ", missing));
+}
+
+absl::Status RankClient::HostExecutor(absl::Time deadline) {
+  ASSIGN_OR_RETURN(executor_, HostedExecutor::Start(options_.host_executor,
+                                                    std::move(executor_socket_), options_.rank));
+  const absl::Status status = AwaitNewEpoch(deadline);
+  // One that could not start has made room for one of the worker's, and that was not asked for.
+  RETURN_IF_ERROR(executor_->status());
+  return status;
+}
+
+void RankClient::BeginEpoch() {
+  results_ = 0;
+  on_epoch_();
+}
+
+absl::Status RankClient::JoinEpoch(absl::FunctionRef<absl::Status()> take_over) {
+  // The epoch opens the rank's page a moment after the worker heard of it.
+  RETURN_IF_ERROR(Await([] { return std::string("the rank's executor"); },
+                        [this] { return page()->epoch.load() >= epoch_; }));
+  BeginEpoch();
+  // A trainer that detached in this epoch may have left operations, open units and gradients. What
+  // it submitted is done once this is, reductions too; only then do the counts stand still.
+  RETURN_IF_ERROR(Submit(OpOf(OpKind::kDropGradients)));
+  RETURN_IF_ERROR(
+      AwaitConsumed([] { return std::string("operations of the trainer before this one"); }));
+  results_ = page()->result.count.load();
+  return take_over();
+}
+
+absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {
+  ASSIGN_OR_RETURN(control_id_, IdOfFile(fds[2].get()));
+  ASSIGN_OR_RETURN(memory_.gradients, Mapping::CreateWhole(fds[1].get(), Access::kReadWrite));
+  ASSIGN_OR_RETURN(memory_.control, Mapping::CreateWhole(fds[2].get(), Access::kReadWrite));
+  if (memory_.gradients.size_bytes() < plan_.gradient_region_bytes() ||
+      memory_.control.size_bytes() < static_cast<int64_t>(sizeof(ControlPage)) ||
+      page()->version != kControlPageVersion) {
+    return absl::FailedPreconditionError(
+        "the worker has another version: its memory has another layout");
+  }
+  const DeviceName device_name(page()->device, page()->device_uuid);
+  absl::StatusOr<std::unique_ptr<RankDevice>> device = options_.make_device == nullptr
+                                                           ? MakeHostRankDevice(device_name)
+                                                           : options_.make_device(device_name);
+  RETURN_IF_ERROR(
+      Annotate(device.status(), absl::StrCat("rank ", options_.rank, " is on another device")));
+  memory_.device = *std::move(device);
+  ASSIGN_OR_RETURN(memory_.parameters, MapParameters(layout_, options_.config, plan_, options_.rank,
+                                                     memory_.device.get(), fds));
+  if (memory_.device->is_separate()) {
+    ASSIGN_OR_RETURN(memory_.device_gradients,
+                     memory_.device->MapRegion(fds[3].get(), plan_.device_gradient_region_bytes(),
+                                               /*writable=*/true));
+    ASSIGN_OR_RETURN(memory_.kernels, memory_.device->CreateKernels({}));
+    return absl::OkStatus();
+  }
+  // Places for buffers that never change take no memory, but rank 0's.
+  Populate(memory_.gradients, options_.rank == 0 ? memory_.gradients.size_bytes()
+                                                 : plan_.staged_buffers_offset_bytes());
+  return absl::OkStatus();
+}
+
+void RankClient::Detach(bool idle) {
+  if (!attached()) return;
+  // An executor that has nothing left to do leaves its epoch without ending it for others. Within a
+  // step it waits for other ranks, which will never come.
+  if (idle) {
+    const uint32_t submitted = page()->submitted.value.load();
+    (void)AwaitEvent(
+        page(), epoch_, SteadyNow() + kDetachTimeout, [] { return std::string("the last one"); },
+        [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
+  }
+  v1::LocalRequest detach;
+  detach.mutable_detach();
+  (void)SendPacket(lease_.get(), EncodeRequest(std::move(detach)), {}, /*wait=*/false);
+  // Once the worker knows, which closes the lease then, another trainer may attach, and the end of
+  // an executor here is not a failure.
+  pollfd lease = {lease_.get(), POLLIN, 0};
+  (void)poll(&lease, 1, static_cast<int>(absl::ToInt64Milliseconds(kDetachTimeout)));
+  executor_.reset();
+}
+
+int64_t RankClient::version() const {
+  return page()->committed_step.load(std::memory_order_acquire);
+}
+
+int64_t RankClient::next_step() const {
+  return page()->trained_step.load(std::memory_order_acquire) + 1;
+}
+
+bool RankClient::initialized() const {
+  return page()->initialized.load(std::memory_order_acquire) != 0;
+}
+
+absl::Status RankClient::CheckUnit(int unit) const {
+  if (unit >= 0 && unit < num_units()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("no unit ", unit, " of ", num_units()));
+}
+
+absl::Status RankClient::CheckInitialized() const {
+  if (initialized()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("job '", options_.job_id, "' has no initial values yet"));
+}
+
+absl::Status RankClient::CheckNotInitialized() const {
+  if (!initialized()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("job '", options_.job_id, "' has its initial values already"));
+}
+
+absl::Status RankClient::StageBuffers(OpKind kind) {
+  if (buffer_hooks_ == nullptr || buffer_hooks_->stage == nullptr || !MakesVersion(kind))
+    return absl::OkStatus();
+  const absl::Status staged = buffer_hooks_->stage();
+  if (staged.ok() || absl::IsAborted(staged)) return staged;
+  // An error of this rank alone: the others, which wait for it in the operation, are told.
+  RETURN_IF_ERROR(Fail(staged));
+  RETURN_IF_ERROR(Recover());
+  agreed_error_ = true;
+  return staged;
+}
+
+absl::Status RankClient::Submit(Op op) {
+  ControlPage* control = page();
+  RETURN_IF_ERROR(FaultPoint("trainer.operation"));
+  RETURN_IF_ERROR(StageBuffers(op.kind));
+  const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
+  RETURN_IF_ERROR(
+      Await([] { return std::string("room in the submission ring"); },
+            [&] { return number - control->consumed.load(std::memory_order_acquire) < kRingOps; }));
+  op.epoch = epoch_;
+  control->ring[number % kRingOps] = op;
+  agreed_error_ = false;
+  // Last, because from here on the executor reads the entry.
+  Publish(&control->submitted, number + 1);
+  return absl::OkStatus();
+}
+
+absl::Status RankClient::Submit(OpKind kind, const StepOptions& step) {
+  Op op = OpOf(kind);
+  op.learning_rate_scale = step.learning_rate_scale;
+  op.gradient_divisor = step.gradient_divisor;
+  op.weight = step.weight.value_or(-1.0);
+  op.num_groups = step.groups.size();
+  std::copy(step.groups.begin(), step.groups.end(), page()->step_groups);
+  return Submit(op);
+}
+
+absl::Status RankClient::AwaitConsumed(absl::FunctionRef<std::string()> what) {
+  const uint32_t submitted = page()->submitted.value.load();
+  return Await(what, [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
+}
+
+absl::Status RankClient::SubmitAndAwait(Op op) {
+  RETURN_IF_ERROR(Submit(op));
+  return AwaitConsumed([&] { return OpName(op.kind); });
+}
+
+absl::Status RankClient::Finish(Op op) {
+  RETURN_IF_ERROR(Submit(op));
+  RETURN_IF_ERROR(AwaitResult(op.kind));
+  return ResultStatus();
+}
+
+absl::Status RankClient::AwaitResult(OpKind kind) {
+  const uint32_t wanted = results_ + 1;
+  const OpResult& result = page()->result;
+  RETURN_IF_ERROR(Await([kind] { return OpName(kind); },
+                        [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
+  results_ = wanted;
+  agreed_error_ = result.status_code != 0;
+  if (buffer_hooks_ != nullptr && buffer_hooks_->take != nullptr && MakesVersion(kind))
+    buffer_hooks_->take();
+  return absl::OkStatus();
+}
+
+absl::Status RankClient::ResultStatus() const {
+  const OpResult& result = page()->result;
+  if (result.status_code == 0) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(result.status_code),
+                      LoadText(result.message, kMaxErrorBytes));
+}
+
+absl::Status RankClient::Await(absl::FunctionRef<std::string()> what,
+                               absl::FunctionRef<bool()> done) {
+  const absl::Time deadline = std::min(SteadyNow() + options_.operation_timeout, wait_limit_);
+  while (true) {
+    // In slices, to notice when the worker is gone and nobody will ever answer.
+    absl::Status status =
+        AwaitEvent(page(), epoch_, std::min(deadline, SteadyNow() + absl::Seconds(1)), what, done);
+    if (!absl::IsDeadlineExceeded(status)) return status;
+    pollfd lease = {lease_.get(), POLLIN, 0};
+    if (poll(&lease, 1, 0) > 0) RETURN_IF_ERROR(WorkerIsGone(what));
+    if (SteadyNow() >= deadline) return NameMissing(status);
+  }
+}
+
+bool RankClient::EpochIsOver() const {
+  return page()->failed_epoch.load(std::memory_order_acquire) >= epoch_ ||
+         page()->epoch.load(std::memory_order_acquire) > epoch_;
+}
+
+absl::Status RankClient::Fail(const absl::Status& cause) {
+  if (EpochIsOver()) return absl::OkStatus();
+  StoreText(cause.message(), page()->text, kMaxTextBytes);
+  Op op = OpOf(OpKind::kFail);
+  op.status_code = cause.raw_code();
+  RETURN_IF_ERROR(Submit(op));
+  const absl::Status over =
+      Await([] { return std::string("the end of the epoch"); }, [this] { return EpochIsOver(); });
+  return EpochIsOver() ? absl::OkStatus() : over;
+}
+
+absl::Status RankClient::Recover() {
+  if (!EpochIsOver()) return absl::OkStatus();
+  const absl::Time now = SteadyNow();
+  // Every epoch may fail because the same rank is missing.
+  if (stalled_.version != version() || now - stalled_.last > options_.operation_timeout)
+    stalled_ = {now, now, version(), 0};
+  ++stalled_.epochs;
+  if (now - stalled_.since > options_.operation_timeout) {
+    const int epochs = std::exchange(stalled_, Stalled()).epochs;
+    return NameMissing(absl::DeadlineExceededError(
+        absl::StrCat("nothing was completed in ", epochs, " epochs of job '", options_.job_id,
+                     "', ", absl::FormatDuration(options_.operation_timeout),
+                     " long: ", LoadText(page()->failure_message, kMaxErrorBytes))));
+  }
+  const absl::Status next = AwaitNewEpoch(std::min(now + options_.recover_timeout, wait_limit_));
+  stalled_.last = SteadyNow();
+  // A rebuild that takes longer than an epoch's start is not a standstill.
+  const absl::Duration beyond = stalled_.last - now - options_.recover_timeout;
+  if (beyond > absl::ZeroDuration()) stalled_.since += beyond;
+  return next;
+}
+
+bool RankClient::LaterEpochRuns(bool* unknown) const {
+  const auto job = GetJob(Coordinator(), options_.job_id, SteadyNow() + kMissingTimeout);
+  *unknown = !job.ok();
+  return job.ok() && job->state() == v1::JOB_STATE_RUNNING && job->epoch() > epoch_ &&
+         page()->failed_epoch.load(std::memory_order_acquire) < job->epoch();
+}
+
+absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
+  const auto check_lease = [this]() -> absl::Status {
+    pollfd lease = {lease_.get(), POLLIN, 0};
+    if (poll(&lease, 1, 0) <= 0) return absl::OkStatus();
+    return WorkerIsGone([] { return std::string("a new epoch"); });
+  };
+  // For ranks that are rebuilt from others, whose memory may be large.
+  const absl::Time longest = std::min(SteadyNow() + kLongestRebuild, wait_limit_);
+  bool asked_in_vain = false;
+  // A deleted job closes the lease too, and its own error below says more.
+  if (page()->failure_code != static_cast<int>(absl::StatusCode::kCancelled))
+    RETURN_IF_ERROR(check_lease());
+  while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
+         page()->failed_epoch.load() >= page()->epoch.load()) {
+    const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
+    if (page()->failed_epoch.load(std::memory_order_acquire) != 0 &&
+        page()->failure_code == static_cast<int>(absl::StatusCode::kCancelled)) {
+      return absl::CancelledError(LoadText(page()->failure_message, kMaxErrorBytes));
+    }
+    RETURN_IF_ERROR(check_lease());
+    if (only_host_ && !executor_->running()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rank ", options_.rank, ": its executor in this process has ended, and its worker can ",
+          "run none: attach again: ", executor_->status().ToString()));
+    }
+    if (SteadyNow() >= deadline && SteadyNow() < longest) {
+      bool unknown = false;
+      const bool runs = LaterEpochRuns(&unknown);
+      // Of a coordinator that is away, once.
+      if (runs || (unknown && !std::exchange(asked_in_vain, true)))
+        deadline = std::min(longest, SteadyNow() + options_.recover_timeout);
+    }
+    if (SteadyNow() >= deadline) {
+      return NameMissing(absl::DeadlineExceededError(
+          absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,
+                       "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes))));
+    }
+    WaitForChange(&page()->events, seen, SteadyNow() + absl::Milliseconds(100));
+  }
+  RETURN_IF_ERROR(check_lease());
+  // Earlier kernels of this trainer may still read units whose slots are filled again.
+  if (memory_.parameters.plan.num_slots() > 0) RETURN_IF_ERROR(memory_.device->Synchronize());
+  epoch_ = page()->epoch.load();
+  BeginEpoch();
+  if (buffer_hooks_ != nullptr && buffer_hooks_->take != nullptr) buffer_hooks_->take();
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,202 @@
+#include "tessera/session.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/steady_time.h"
+#include "client/session/gradient_events.h"
+#include "client/session/session_state.h"
+#include "client/session/state_access.h"
+#include "client/session/tensor_codec.h"
+#include "proto/checkpoint.pb.h"
+
+namespace tessera {
+namespace {
+
+absl::Status AttachUntil(SessionState* state, absl::Time deadline) {
+  RankClient& client = state->client;
+  RETURN_IF_ERROR(client.Connect(deadline));
+  if (client.memory().device->is_separate()) {
+    NameGradientEvents(&client);
+  } else {
+    state->windows.Guard();
+  }
+  return client.Begin(deadline, [state] {
+    state->slots.TakeCounts();
+    return state->windows.TakeOver();
+  });
+}
+
+}  // namespace
+
+Session::Session(SessionOptions options)
+    : state_(std::make_unique<SessionState>(std::move(options))) {}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& options) {
+  SessionOptions checked = options;
+  checked.config.layout.alignment_dtype = checked.config.compute_dtype;
+  RETURN_IF_ERROR(ValidateModel(checked.model));
+  RETURN_IF_ERROR(ValidateJobConfig(checked.config, checked.model));
+  std::unique_ptr<Session> session(new Session(std::move(checked)));
+  const absl::Time deadline = SteadyNow() + options.attach_timeout;
+  session->state_->client.LimitWaits(deadline);
+  RETURN_IF_ERROR(AttachUntil(session->state_.get(), deadline));
+  session->state_->client.LimitWaits(absl::InfiniteFuture());
+  return session;
+}
+
+Session::~Session() {
+  RankClient& client = state_->client;
+  if (!client.attached()) return;
+  client.Detach(/*idle=*/client.hosts_executor() && !within_step() && !client.EpochIsOver() &&
+                state_->slots.Drop().ok());
+}
+
+const ModelLayout& Session::layout() const { return state_->client.layout(); }
+const JobConfig& Session::config() const { return state_->client.options().config; }
+int Session::rank() const { return state_->client.rank(); }
+int Session::num_units() const { return state_->client.num_units(); }
+bool Session::hosts_executor() const { return state_->client.hosts_executor(); }
+int64_t Session::next_step() const { return state_->client.next_step(); }
+bool Session::initialized() const { return state_->client.initialized(); }
+
+int64_t Session::num_writes() const {
+  return state_->client.page()->writes.load(std::memory_order_acquire);
+}
+
+absl::Status Session::Initialize(const Filler& fill) {
+  RETURN_IF_ERROR(state_->client.CheckNotInitialized());
+  for (int unit = 0; unit < num_units(); ++unit)
+    RETURN_IF_ERROR(state_->slots.Stage(OpOf(OpKind::kInitialize, unit), fill));
+  return state_->client.Finish(OpOf(OpKind::kFinishInitialize));
+}
+
+absl::Status Session::Unshard(int unit, Precision precision) {
+  return state_->windows.Open(unit, precision);
+}
+
+absl::Status Session::UnshardAsync(int unit, Precision precision) {
+  return state_->windows.OpenAsync(unit, precision);
+}
+
+absl::Status Session::Reshard(int unit) { return state_->windows.Close(unit); }
+
+absl::Status Session::EndForward() { return state_->client.Submit(OpOf(OpKind::kEndForward)); }
+
+bool Session::unsharded(int unit) const { return state_->windows.is_open(unit); }
+bool Session::closed(int unit) const { return state_->windows.is_closed(unit); }
+bool Session::gathered(int unit) const { return state_->windows.gathered(unit); }
+
+const std::byte* Session::parameters(int unit) const { return state_->windows.parameters(unit); }
+
+const std::byte* Session::parameter(int unit, int parameter) const {
+  return state_->windows.parameter(unit, parameter);
+}
+
+const std::byte* Session::full_parameter(int unit, int parameter) const {
+  return state_->windows.full_parameter(unit, parameter);
+}
+
+DType Session::full_dtype(int unit) const { return layout().units[unit].full_dtype(); }
+
+Precision Session::precision(int unit) const { return state_->windows.precision(unit); }
+
+absl::Status Session::ReadParameters(int unit, const Reader& read) {
+  return StateAccess(this).ReadArray(unit, StateArray::kParameter, read);
+}
+
+absl::Status Session::WriteParameters(const std::vector<int>& units, const Filler& fill) {
+  RETURN_IF_ERROR(state_->client.CheckInitialized());
+  RETURN_IF_ERROR(state_->windows.CloseFull());
+  for (const int unit : units)
+    RETURN_IF_ERROR(state_->slots.Stage(OpOf(OpKind::kWrite, unit), fill));
+  return state_->client.Finish(OpOf(OpKind::kFinishWrite));
+}
+
+absl::Status Session::ReadGradients(int unit, const Reader& read) {
+  GradientSlots& slots = state_->slots;
+  RETURN_IF_ERROR(slots.CheckNotClipped("reading gradients"));
+  RETURN_IF_ERROR(slots.Claim(unit));
+  if (!reduced(unit)) return absl::OkStatus();
+  RETURN_IF_ERROR(slots.Read(OpOf(OpKind::kReadGradient, unit)));
+  const std::vector<PlacedParameter>& parameters = layout().units[unit].flat.parameters();
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    if (slots.touched(unit, p)) read(p, slots.ValuesOf(unit, parameters[p]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::WriteGradients(int unit, const GradientFiller& fill) {
+  GradientSlots& slots = state_->slots;
+  RETURN_IF_ERROR(slots.CheckNotClipped("setting gradients"));
+  RETURN_IF_ERROR(slots.Claim(unit));
+  if (reduced(unit)) {
+    RETURN_IF_ERROR(slots.Read(OpOf(OpKind::kReadGradient, unit)));
+  } else {
+    const Values whole = slots.Whole(unit);
+    memset(whole.data(), 0, whole.size_bytes());
+  }
+  const std::vector<PlacedParameter>& parameters = layout().units[unit].flat.parameters();
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    if (!parameters[p].spec.requires_grad) continue;
+    slots.SetTouched(unit, p, fill(p, slots.touched(unit, p), slots.ValuesOf(unit, parameters[p])));
+  }
+  slots.gradient(unit).reduced = true;
+  return slots.Submit(OpOf(OpKind::kWriteGradient, unit));
+}
+
+absl::Status Session::AddGradient(int unit, int parameter, ConstValues values) {
+  return state_->reducer.Add(unit, parameter, values);
+}
+
+absl::Status Session::Reduce(int unit) { return state_->reducer.Reduce(unit); }
+
+absl::Status Session::RegisterCommHook(int unit, CommHook hook) {
+  return state_->reducer.RegisterHook(unit, std::move(hook));
+}
+
+absl::StatusOr<double> Session::ClipGradNorm(double max_norm, double p,
+                                             const StepOptions& options) {
+  return state_->steps.ClipGradNorm(max_norm, p, options);
+}
+
+bool Session::has_gradient(int unit) const { return state_->slots.gradient(unit).begun; }
+bool Session::reduced(int unit) const { return state_->slots.gradient(unit).reduced; }
+int Session::HolderOfSlot(int unit) const { return state_->slots.HolderOf(unit); }
+bool Session::within_step() const { return state_->slots.within_step(); }
+
+absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
+  ASSIGN_OR_RETURN(const StepResult step, state_->steps.Step(options));
+  if (!step.skipped) StateAccess(this).SaveWanted();
+  return step;
+}
+
+absl::StatusOr<StepResult> Session::Step(double learning_rate_scale) {
+  StepOptions options;
+  options.learning_rate_scale = learning_rate_scale;
+  return Step(options);
+}
+
+absl::Status Session::AnnounceStep(const StepOptions& options) {
+  return state_->steps.Announce(options);
+}
+
+absl::Status Session::DropGradients() { return state_->slots.Drop(); }
+absl::Status Session::DropGradients(int unit) { return state_->slots.Drop(unit); }
+
+absl::Status Session::Save(const std::string& path) {
+  v1::SaveRequest request;
+  SetPath(path, &request);
+  AddTrainerTensors(this, &request);
+  return StateAccess(this).Call(OpKind::kSave, request.SerializeAsString()).status();
+}
+
+absl::Status Session::Fail(const absl::Status& cause) { return state_->client.Fail(cause); }
+absl::Status Session::Recover() { return state_->client.Recover(); }
+
+absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, int* redone) {
+  return state_->steps.Run(step_body, redone);
+}
+
+}  // namespace tessera

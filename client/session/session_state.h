@@ -1,0 +1,43 @@
+// What a Session consists of. For this folder.
+#ifndef TESSERA_CLIENT_SESSION_SESSION_STATE_H_
+#define TESSERA_CLIENT_SESSION_SESSION_STATE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "client/session/gradient_reducer.h"
+#include "client/session/gradient_slots.h"
+#include "client/session/parameter_windows.h"
+#include "client/session/rank_client.h"
+#include "client/session/step_protocol.h"
+#include "tessera/session_options.h"
+
+namespace tessera {
+
+struct TrainerTensors;
+
+struct SessionState {
+  explicit SessionState(SessionOptions options) : client(std::move(options), [this] { Reset(); }) {}
+  SessionState(const SessionState&) = delete;
+  SessionState& operator=(const SessionState&) = delete;
+
+  void Reset() {  // An epoch begins.
+    windows.Reset();
+    slots.Reset();
+  }
+
+  RankClient client;
+  ParameterWindows windows{&client};
+  GradientSlots slots{&client};
+  GradientReducer reducer{&client, &windows, &slots};
+  StepProtocol steps{&client, &windows, &slots, &reducer};
+  std::function<std::string(int64_t wish)> wanted_save_request;  // See StateAccess::SaveWanted.
+  std::shared_ptr<const TrainerTensors> trainer_tensors;         // Null: none.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_SESSION_SESSION_STATE_H_

@@ -1,0 +1,24 @@
+#include "shm/buffer_memory.h"
+
+#include <cstring>
+
+#include "base/fault_point.h"
+
+namespace tessera {
+
+void BufferBank::WriteMarked(int buffer, const void* values, uint64_t mark) const {
+  std::atomic<uint64_t>& word = sequence(buffer);
+  // Of whatever stands there the count, which no number of writes brings to its end.
+  const uint64_t count = word.load(std::memory_order_relaxed) & (kGivenWord - 1);
+  const uint64_t writing = count < kGivenWord - 2 ? count | 1 : 1;
+  word.store(writing, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  const int64_t half = size_bytes(buffer) / 2;
+  if (half > 0) memcpy(this->values(buffer), values, half);
+  (void)FaultPoint("buffers.write");
+  const auto* rest = static_cast<const std::byte*>(values) + half;
+  if (size_bytes(buffer) > 0) memcpy(this->values(buffer) + half, rest, size_bytes(buffer) - half);
+  word.store((writing + 1) | mark, std::memory_order_release);
+}
+
+}  // namespace tessera

@@ -1,0 +1,171 @@
+#include "shm/fd_passing.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("socket path '", path, "' is longer than ", sizeof(address.sun_path) - 1));
+  }
+  memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+}  // namespace
+
+absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const int> fds, bool wait) {
+  if (bytes.empty() || bytes.size() > kMaxPacketBytes || fds.size() > kMaxPacketFds) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("packet of ", bytes.size(), " bytes and ", fds.size(), " descriptors"));
+  }
+  iovec io = {const_cast<char*>(bytes.data()), bytes.size()};
+  msghdr message = {};
+  message.msg_iov = &io;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxPacketFds)] = {};
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
+    memcpy(CMSG_DATA(header), fds.data(), sizeof(int) * fds.size());
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket, &message, MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT));
+  } while (sent < 0 && errno == EINTR);
+  if (sent < 0) {
+    if (errno == EAGAIN) return absl::ResourceExhaustedError("packet socket: the queue is full");
+    return ErrnoStatus(errno, "send a packet");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Packet> ReceivePacket(int socket) {
+  Packet packet;
+  packet.bytes.resize(kMaxPacketBytes);
+  iovec io = {packet.bytes.data(), packet.bytes.size()};
+  msghdr message = {};
+  message.msg_iov = &io;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxPacketFds)];
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ssize_t received;
+  do {
+    received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  } while (received < 0 && errno == EINTR);
+  if (received < 0) return ErrnoStatus(errno, "receive a packet");
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd;
+      memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+      packet.fds.emplace_back(fd);
+    }
+  }
+  if (received == 0) return absl::UnavailableError("packet socket: the peer closed it");
+  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    return absl::InvalidArgumentError("packet socket: a packet was truncated");
+  }
+  packet.bytes.resize(received);
+  return packet;
+}
+
+absl::StatusOr<std::string> ReceiveBytes(int socket) {
+  std::string bytes(kMaxPacketBytes, 0);
+  iovec io = {bytes.data(), bytes.size()};
+  msghdr message = {};
+  message.msg_iov = &io;
+  message.msg_iovlen = 1;
+  ssize_t received;
+  do {
+    received = recvmsg(socket, &message, 0);
+  } while (received < 0 && errno == EINTR);
+  if (received < 0) return ErrnoStatus(errno, "receive a packet");
+  if (received == 0) return absl::UnavailableError("packet socket: the peer closed it");
+  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
+    return absl::InvalidArgumentError("packet socket: too long, or with descriptors");
+  bytes.resize(received);
+  return bytes;
+}
+
+absl::StatusOr<std::pair<UniqueFd, UniqueFd>> CreatePacketSocketPair() {
+  int fds[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) != 0) {
+    return ErrnoStatus(errno, "socketpair");
+  }
+  return std::make_pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
+}
+
+absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode) {
+  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  if (ConnectPacketSocket(path).ok()) {
+    return absl::AlreadyExistsError(absl::StrCat("socket ", path, " is in use"));
+  }
+  struct stat info;
+  if (lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) unlink(path.c_str());
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return ErrnoStatus(errno, "socket");
+  const mode_t old_mask = umask(0177);
+  const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  const int bind_errno = errno;
+  umask(old_mask);
+  if (bound != 0) return ErrnoStatus(bind_errno, absl::StrCat("bind ", path));
+  if (chmod(path.c_str(), mode) != 0) return ErrnoStatus(errno, absl::StrCat("chmod ", path));
+  if (listen(fd.get(), 128) != 0) return ErrnoStatus(errno, absl::StrCat("listen on ", path));
+  return fd;
+}
+
+absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path) {
+  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return ErrnoStatus(errno, "socket");
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno == EAGAIN) {
+      return absl::UnavailableError(
+          absl::StrCat("connect to ", path, ": as many wait there as may"));
+    }
+    return ErrnoStatus(errno, absl::StrCat("connect to ", path));
+  }
+  if (fcntl(fd.get(), F_SETFL, 0) != 0) return ErrnoStatus(errno, "fcntl");
+  return fd;
+}
+
+absl::StatusOr<PacketPeer> PeerOf(int socket) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+    return ErrnoStatus(errno, "SO_PEERCRED");
+  return PacketPeer{peer.pid, peer.uid};
+}
+
+bool IsOwnUser(const PacketPeer& peer) { return peer.uid == geteuid() || peer.uid == 0; }
+
+absl::Status CheckPeerUser(int socket) {
+  ASSIGN_OR_RETURN(const PacketPeer peer, PeerOf(socket));
+  if (IsOwnUser(peer)) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("a process of user ", peer.uid, " may not use the socket of user ", geteuid()));
+}
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// All ranks of a group read one checkpoint, each the elements that it holds, and check together
+// that none is damaged. Collective: every rank calls it at the same point of its order.
+// Thread-compatible.
+#ifndef TESSERA_WORKER_EXECUTOR_LOAD_CHECKPOINT_LOAD_H_
+#define TESSERA_WORKER_EXECUTOR_LOAD_CHECKPOINT_LOAD_H_
+
+#include <atomic>
+
+#include "absl/status/status.h"
+#include "proto/checkpoint.pb.h"
+#include "worker/comm/communicator.h"
+#include "worker/engine/state_files.h"
+#include "worker/executor/executor_memory.h"
+
+namespace tessera {
+
+// Reads into `state` what the checkpoint has for each of the rank's segments: parameters and,
+// unless the request is for the model only, moments, with where training stood. What the request,
+// the same on all ranks, leaves out is not touched; training then stands where the job's does, and
+// a job's first values need all. Given up between two slices once `stopped`, with Aborted.
+// `outcome` becomes the same on every rank: OK once all ranks have read, of one checkpoint, what
+// was saved, else what JoinOutcomes (agreement.h) says of them. Errors: the communicator's, where
+// the ranks could not agree; `outcome` means nothing then.
+absl::Status LoadCheckpoint(const v1::LoadRequest& request, const ExecutorMemory& memory,
+                            LoadedState* state, Communicator* communicator,
+                            const std::atomic<bool>* stopped, v1::LoadReply* reply,
+                            absl::Status* outcome);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_LOAD_CHECKPOINT_LOAD_H_

@@ -1,0 +1,57 @@
+#include "worker/executor/save/checkpoint_slices.h"
+
+#include "checkpoint/manifest/manifest.h"
+#include "worker/executor/save/checkpoint_plan.h"
+
+namespace tessera {
+namespace {
+
+std::vector<CheckpointSlice> Slices(const ExecutorMemory& memory, Rank rank,
+                                    const std::vector<bool>& has_state, bool with_replicas) {
+  std::vector<CheckpointSlice> slices;
+  for (const ShardSegment& segment : SegmentsOf(memory.layout, memory.config, memory.plan, rank)) {
+    const UnitLayout& unit = memory.layout.units[segment.unit];
+    if (!with_replicas && unit.shards.IsReplica(rank)) continue;
+    const std::string& name = unit.flat.parameters()[segment.parameter].spec.name;
+    slices.push_back({{std::string(kModelFileName), name}, StateArray::kParameter, segment});
+    if (!has_state[segment.job_parameter]) continue;
+    for (const StateArray moment : MomentsOf(memory.config.optimizer)) {
+      slices.push_back(
+          {{std::string(kOptimizerFileName), MomentTensor(name, memory.config.optimizer, moment)},
+           moment,
+           segment});
+    }
+  }
+  return slices;
+}
+
+}  // namespace
+
+std::vector<CheckpointSlice> SlicesOf(const ExecutorMemory& memory, Rank rank,
+                                      const std::vector<bool>& has_state) {
+  return Slices(memory, rank, has_state, /*with_replicas=*/true);
+}
+
+std::vector<CheckpointSlice> SavedSlicesOf(const ExecutorMemory& memory, Rank rank,
+                                           const std::vector<bool>& has_state) {
+  return Slices(memory, rank, has_state, /*with_replicas=*/false);
+}
+
+std::map<TensorKey, std::vector<SummedSlice>> SlicesByTensor(
+    const std::function<std::vector<CheckpointSlice>(Rank)>& of_rank,
+    const std::vector<SliceSums>& sums,
+    const std::function<int64_t(const CheckpointSlice&)>& element_bytes) {
+  std::map<TensorKey, std::vector<SummedSlice>> by_tensor;
+  for (size_t rank = 0; rank < sums.size(); ++rank) {
+    const std::vector<CheckpointSlice> slices = of_rank(Rank(rank));
+    for (size_t i = 0; i < slices.size() && i < sums[rank].size(); ++i) {
+      const int64_t bytes = element_bytes(slices[i]);
+      by_tensor[slices[i].tensor].push_back({slices[i].segment.parameter_begin_elements * bytes,
+                                             slices[i].segment.numel * bytes,
+                                             static_cast<uint32_t>(sums[rank][i])});
+    }
+  }
+  return by_tensor;
+}
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+// What is at the path of a save before it begins: a checkpoint that must not be replaced; or the
+// one that was asked for, by a try whose ranks did not live to say so.
+//
+//   a try: ... ──► it has its name ──► executors die ──► the epoch ends ──► the next try finds it
+//
+// Manifests of saves that were asked for say which request they are of, so that it is known again
+// (checkpoint/manifest/manifest.h). Collective: every rank calls it at the same point of its order.
+// Stateless; thread-safe.
+#ifndef TESSERA_WORKER_EXECUTOR_SAVE_MADE_SAVE_H_
+#define TESSERA_WORKER_EXECUTOR_SAVE_MADE_SAVE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "proto/checkpoint.pb.h"
+#include "worker/comm/communicator.h"
+#include "worker/executor/executor_memory.h"
+
+namespace tessera {
+
+struct MadeSave {
+  std::string request;   // What manifests of this save have as `request`; empty: nobody asked.
+  bool is_made = false;  // By an earlier try, on all ranks; durable by now.
+  // Of what is made:
+  int64_t step = 0;
+  v1::SaveReply reply;
+};
+
+// `request`: checked, and the same on all ranks but for what is each one's own. What was made of a
+// request that permits replacing is not looked for, but for parts, which a later step's may not
+// replace. `made` and `outcome` become the same on every rank; but of older checkpoints that are
+// removed rank 0 alone tells. Errors as `outcome`: AlreadyExists  as v1::SaveRequest::no_overwrite;
+// the storage's. Errors: the communicator's; `outcome` means nothing then.
+absl::Status FindMadeSave(const v1::SaveRequest& request, const ExecutorMemory& memory,
+                          Communicator* communicator, MadeSave* made, absl::Status* outcome);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_SAVE_MADE_SAVE_H_

@@ -1,0 +1,132 @@
+#include "worker/executor/save/save_book.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "base/steady_time.h"
+#include "base/utf8.h"
+
+namespace tessera {
+namespace {
+
+// A rank says so often how far it is.
+constexpr int kProgressReports = 16;
+// A report is one packet to the worker, of 64 KiB at most.
+constexpr size_t kMaxTextBytes = 4096;
+constexpr int kMaxRemovedPerReport = 8;
+
+// Fit for a proto: names of folders may be of any bytes.
+std::string Told(absl::string_view text) {
+  const std::string printable = PrintableUtf8(text);
+  return std::string(Utf8Prefix(printable, kMaxTextBytes));
+}
+
+}  // namespace
+
+void SaveBook::SetWish(const v1::SaveWish& wish) {
+  absl::MutexLock lock(&mu_);
+  wish_ = wish;
+  const bool stands = wish.number() == wish_under_way_ && !wish.cancelled();
+  if (under_way_ && wish_under_way_ != 0 && !stands) cancelled_.store(true);
+}
+
+int64_t SaveBook::wanted() const {
+  absl::MutexLock lock(&mu_);
+  const bool can = !under_way_ && !wish_.cancelled() && wish_.number() > ended_wish_;
+  return can ? wish_.number() : 0;
+}
+
+void SaveBook::BeginEpoch() {
+  absl::MutexLock lock(&mu_);
+  ordinal_ = 0;
+}
+
+void SaveBook::Next() {
+  absl::MutexLock lock(&mu_);
+  ++ordinal_;
+  under_way_ = true;
+  wish_under_way_ = 0;
+  began_at_ = SteadyNow();
+  cancelled_.store(false);
+}
+
+absl::Status SaveBook::Fill(v1::SaveRequest* request, std::string* root) {
+  absl::MutexLock lock(&mu_);
+  wish_under_way_ = request->wish();
+  if (request->wish() == 0) return absl::OkStatus();
+  if (request->wish() != wish_.number() || wish_.cancelled())
+    return absl::CancelledError("the save is not wanted any more");
+  const v1::SaveForm& form = wish_.form();
+  *root = form.root();
+  request->set_path(form.path());
+  request->set_keep_newest(form.keep_newest());
+  request->set_max_file_bytes(form.max_file_bytes());
+  request->set_in_parts(form.in_parts());
+  request->set_with_replicas(form.with_replicas());
+  request->set_in_background(!form.in_foreground());
+  request->set_no_overwrite(form.no_overwrite());
+  return absl::OkStatus();
+}
+
+v1::SaveReport SaveBook::ReportLocked(v1::SaveReport::Phase phase, const v1::SaveRequest& request,
+                                      int64_t step) const {
+  v1::SaveReport report;
+  report.set_ordinal(ordinal_);
+  report.set_number(request.wish());
+  report.set_phase(phase);
+  report.set_step(step);
+  v1::SaveForm* form = report.mutable_form();
+  form->set_path(Told(request.path()));
+  form->set_keep_newest(request.keep_newest());
+  form->set_max_file_bytes(request.max_file_bytes());
+  form->set_in_parts(request.in_parts());
+  form->set_with_replicas(request.with_replicas());
+  form->set_in_foreground(!request.in_background());
+  form->set_no_overwrite(request.no_overwrite());
+  return report;
+}
+
+void SaveBook::Begin(const v1::SaveRequest& request, int64_t step, int64_t all_bytes) {
+  absl::MutexLock lock(&mu_);
+  written_bytes_ = 0;
+  progress_ = ReportLocked(v1::SaveReport::BEGUN, request, step);
+  progress_.set_all_bytes(all_bytes);
+  send_(progress_);
+  progress_.set_phase(v1::SaveReport::WRITING);
+}
+
+void SaveBook::Wrote(int64_t bytes) {
+  absl::MutexLock lock(&mu_);
+  written_bytes_ += bytes;
+  const int64_t every = std::max<int64_t>(progress_.all_bytes() / kProgressReports, 1);
+  if (written_bytes_ - progress_.written_bytes() < every) return;
+  progress_.set_written_bytes(written_bytes_);
+  send_(progress_);
+}
+
+void SaveBook::End(const v1::SaveRequest& request, int64_t step, const absl::Status& agreed,
+                   const absl::Status& outcome, const v1::SaveReply& reply) {
+  absl::MutexLock lock(&mu_);
+  under_way_ = false;
+  wish_under_way_ = 0;
+  if (!request.is_checkpoint()) return;
+  v1::SaveReport report = ReportLocked(v1::SaveReport::ENDED, request, step);
+  // What the others have of it is not known then.
+  const absl::Status end = agreed.ok() ? outcome : absl::AbortedError(agreed.message());
+  report.set_code(end.raw_code());
+  report.set_message(Told(end.message()));
+  report.set_took_ms(absl::ToInt64Milliseconds(SteadyNow() - began_at_));
+  if (end.ok()) report.set_size_bytes(reply.written_bytes());
+  const auto& removed = reply.removed();
+  for (int i = 0; i < removed.size() || i == 0; i += kMaxRemovedPerReport) {
+    report.clear_removed();
+    for (int j = i; j < std::min(i + kMaxRemovedPerReport, removed.size()); ++j)
+      report.add_removed(Told(removed[j]));
+    send_(report);
+  }
+  // Of one that ended with its epoch there is another try.
+  if (!absl::IsAborted(end)) ended_wish_ = std::max(ended_wish_, request.wish());
+}
+
+}  // namespace tessera
