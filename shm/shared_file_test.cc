@@ -58,10 +58,10 @@ TEST(SharedFileTest, WhatMayShrinkChangeOrIsNoMemoryIsRefused) {
   const UniqueFd on_disk(mkstemp(path.data()));
   ASSERT_TRUE(on_disk.valid());
   EXPECT_EQ(unlink(path.c_str()), 0);
-  expect_refused(on_disk.get(), "no memory");
+  expect_refused(on_disk.get(), "not memory");
   ASSERT_OK_AND_ASSIGN(const UniqueFd large, MakeSealedFile("test", std::string(kMost + 1, 'z')));
   expect_refused(large.get(), "1048577 bytes");
-  expect_refused(-1, "no memory");
+  expect_refused(-1, "not memory");
 }
 
 }  // namespace

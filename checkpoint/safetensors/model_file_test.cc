@@ -69,7 +69,7 @@ TEST(SafetensorsHeaderTest, RefusesWhatTheFormatForbidsAndNamesTheTensor) {
       {R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})",
        4, "'a': the key is there twice"},
       {R"({"__metadata__":{"k":1}})", 0, "non-string"},
-      {R"([1])", 0, "no JSON object"},
+      {R"([1])", 0, "not a JSON object"},
       {R"({"a":)", 0, "no JSON object"},
   };
   for (const auto& c : kCases) {

@@ -67,7 +67,7 @@ const Refusal kRefusals[] = {
     {"Empty", "!", "not JSON"},
     {"TrailingText", "!{\"units\": []} x", "not JSON"},
     {"InvalidUtf8", "!{\"units\": \"\xff\"}", "not JSON"},
-    {"NoObject", "![]", "no JSON object"},
+    {"NoObject", "![]", "not a JSON object"},
     {"NoUnits", "!{}", "\"units\" is missing"},
     {"UnitsNoArray", "!{\"units\": {}}", "\"units\" is not an array"},
     {"EmptyUnits", "!{\"units\": []}", "the model has no unit"},
@@ -114,7 +114,7 @@ TEST(ModelSpecJsonTest, DeepNestingIsRefusedAndDoesNotOverflowTheStack) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not JSON")));
   const std::string closed = std::string(1 << 20, '[') + std::string(1 << 20, ']');
   EXPECT_THAT(ParseModelSpecJson(closed),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no JSON object")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a JSON object")));
 }
 
 TEST(ModelSpecFileTest, ErrorsNameTheFile) {

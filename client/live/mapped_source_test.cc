@@ -231,7 +231,7 @@ TEST_F(MappedSourceTest, WhatIsNotAsItSaysIsRefusedBeforeItIsTouched) {
   ASSERT_OK_AND_ASSIGN(const SharedRegion small, SharedRegion::Create("small", 50));
   ExpectDataLoss({good.get(), group_.get(), small.fd()}, "of 50 bytes");
   ASSERT_OK_AND_ASSIGN(const auto pair, CreatePacketSocketPair());
-  ExpectDataLoss({good.get(), group_.get(), pair.first.get()}, "no memory");
+  ExpectDataLoss({good.get(), group_.get(), pair.first.get()}, "not memory");
 }
 
 TEST_F(MappedSourceTest, WorkerThatSaysNoOrNothingIsAnErrorByName) {

@@ -157,7 +157,7 @@ TEST_F(SqliteJournalTest, LostChangesAreNoticedAndTheJournalIsTakenWhereItsWitne
 TEST_F(SqliteJournalTest, FileThatIsGoneIsNoNewJournalWhileItsWitnessIsThere) {
   WriteTwoRows();
   ASSERT_TRUE(std::filesystem::remove(path_));
-  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("has seen 2 changes")));
+  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("has recorded 2 changes")));
 }
 
 TEST_F(SqliteJournalTest, DeletionsAndReplacementsKeepTheSumOfChecksums) {

@@ -278,8 +278,9 @@ TEST_F(CheckpointPartsTest, PartsAreReplacedByTheSameStepOnlyAndAFailureLeavesTh
   ASSERT_OK(Consolidate(Parts("c"), Path("out"), {}).status());
   ASSERT_OK(team.TrainTo(2));
   for (const absl::Status& status : SaveParts(&team, "c")) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
-                                 AllOf(HasSubstr("rank-0000"), HasSubstr("is of step 1 of job"))));
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("rank-0000"), HasSubstr("belongs to step 1 of job"))));
   }
   ASSERT_OK_AND_ASSIGN(const Consolidated made, Consolidate(Parts("c"), Path("out"), {}));
   EXPECT_EQ(made.manifest.step, 1);

@@ -216,7 +216,7 @@ TEST_F(LoadDcpOptimizerTest, IdsAreRefusedWithoutNamesAndWithThoseOfOtherGroupsO
   expect({{"0.weight", "2.weight"}, {"0.bias", "0.bias"}}, Code::kInvalidArgument,
          "'0.bias' is given for two ids");
   expect({{"2.weight", "0.weight"}, {"0.bias", "2.bias"}}, Code::kInvalidArgument,
-         "of shape [1, 5], '0.weight' is of [5, 3]");
+         "of shape [1, 5], '0.weight' has [5, 3]");
 }
 
 // As those of a ParameterList of the root.

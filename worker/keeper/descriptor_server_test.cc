@@ -291,7 +291,7 @@ TEST_F(DescriptorServerTest, TooManyWhoSayNothingKeepNobodyOutForEver) {
   EXPECT_TRUE(Eventually([&] {
     UniqueFd next;
     const auto packet = Ask("x", &next);
-    return packet.ok() && absl::StrContains(packet->bytes, "no request");
+    return packet.ok() && absl::StrContains(packet->bytes, "not a request");
   }));
 }
 
@@ -331,7 +331,7 @@ TEST_F(DescriptorServerTest, WithoutThreadsTrainersAreSentAwayAndTheAttachedGoOn
   EXPECT_THAT(TryAttach(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0")));
   UniqueFd last;
   ASSERT_OK_AND_ASSIGN(const Packet packet, Ask("x", &last));
-  EXPECT_THAT(packet.bytes, HasSubstr("no request"));
+  EXPECT_THAT(packet.bytes, HasSubstr("not a request"));
 }
 
 // --- Clients that ask for a map ---

@@ -97,7 +97,7 @@ TEST_F(WorkerServerTest, FolderOfAnotherUserIsRefused) {
   if (!CanBecomeNobody()) GTEST_SKIP() << "needs root, to give the folder away";
   ASSERT_EQ(chown(folder_.c_str(), kNobody, 0), 0);
   EXPECT_THAT(WorkerServer::Start(options_),
-              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("of user 65534")));
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("to user 65534")));
 }
 
 TEST_F(WorkerServerTest, WhatNoCoordinatorWouldRegisterIsRefusedByItsFlag) {

@@ -180,7 +180,7 @@ TEST_F(PrefetchOrderTest, ModuleThatIsNoUnitIsRefusedByName) {
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("null")));
     Block stranger;
     EXPECT_THAT(trainer.model->SetBackwardPrefetch(*blocks[0], {&stranger}),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no unit")));
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a unit")));
   });
 }
 
