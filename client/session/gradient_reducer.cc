@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/ids.h"
 #include "base/status_macros.h"
-#include "client/session/gradient_events.h"
+#include "client/session/trainer_events.h"
 #include "kernels/kernels.h"
 
 namespace tessera {

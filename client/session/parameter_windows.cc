@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/session/gradient_events.h"
+#include "client/session/trainer_events.h"
 
 namespace tessera {
 

@@ -5,10 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
-#include "client/session/gradient_events.h"
 #include "client/session/session_state.h"
 #include "client/session/state_access.h"
 #include "client/session/tensor_codec.h"
+#include "client/session/trainer_events.h"
 #include "proto/checkpoint.pb.h"
 
 namespace tessera {

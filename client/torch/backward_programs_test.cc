@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/torch/checkpoint.h"
+#include "client/torch/activation_checkpoint.h"
 #include "client/torch/torch_cluster.h"
 
 namespace tessera {

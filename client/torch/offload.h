@@ -23,7 +23,7 @@
 #include <memory>
 #include <utility>
 
-#include "client/torch/checkpoint.h"
+#include "client/torch/activation_checkpoint.h"
 #include "client/torch/libtorch.h"
 
 namespace tessera {

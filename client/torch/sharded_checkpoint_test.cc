@@ -8,7 +8,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
 #include "client/session/local_cluster.h"
-#include "client/torch/checkpoint.h"
+#include "client/torch/activation_checkpoint.h"
 #include "client/torch/offload.h"
 #include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"

@@ -7,7 +7,7 @@
 #include "proto/checkpoint.pb.h"
 #include "proto/coordinator.pb.h"
 #include "tests/fuzz/fuzz_targets.h"
-#include "worker/executor/load/load_request.h"
+#include "worker/executor/load/load_agreement.h"
 #include "worker/executor/save/save_request.h"
 #include "worker/keeper/executor_event.h"
 

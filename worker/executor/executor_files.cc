@@ -8,7 +8,7 @@
 #include "proto/checkpoint.pb.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load/checkpoint_load.h"
-#include "worker/executor/load/load_request.h"
+#include "worker/executor/load/load_agreement.h"
 #include "worker/executor/load/model_load.h"
 #include "worker/executor/save/checkpoint_save.h"
 #include "worker/executor/save/checkpoint_slices.h"

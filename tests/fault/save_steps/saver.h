@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "tests/fault/save_steps/saved_version.h"
+#include "tests/fault/save_steps/save_kinds.h"
 
 namespace tessera {
 

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "tests/fault/save_steps/saved_version.h"
+#include "tests/fault/save_steps/save_kinds.h"
 #include "worker/comm/shm/shm_test_group.h"
 
 int main() {

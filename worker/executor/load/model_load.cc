@@ -11,8 +11,8 @@
 #include "checkpoint/open_model.h"
 #include "kernels/kernels.h"
 #include "worker/executor/agreement.h"
+#include "worker/executor/load/load_agreement.h"
 #include "worker/executor/load/load_plan.h"
-#include "worker/executor/load/load_request.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,6 @@
 // What a trainer asks to load, as its rank takes it.
-#ifndef TESSERA_WORKER_EXECUTOR_LOAD_LOAD_REQUEST_H_
-#define TESSERA_WORKER_EXECUTOR_LOAD_LOAD_REQUEST_H_
+#ifndef TESSERA_WORKER_EXECUTOR_LOAD_LOAD_AGREEMENT_H_
+#define TESSERA_WORKER_EXECUTOR_LOAD_LOAD_AGREEMENT_H_
 
 #include <cstdint>
 
@@ -27,4 +27,4 @@ absl::Status CompareRequests(const v1::LoadRequest& request, Communicator* commu
 
 }  // namespace tessera
 
-#endif  // TESSERA_WORKER_EXECUTOR_LOAD_LOAD_REQUEST_H_
+#endif  // TESSERA_WORKER_EXECUTOR_LOAD_LOAD_AGREEMENT_H_

@@ -1,4 +1,4 @@
-#include "tests/fault/save_steps/saved_version.h"
+#include "tests/fault/save_steps/save_kinds.h"
 
 #include <algorithm>
 #include <atomic>

@@ -10,8 +10,8 @@
 //         c, p1, p2       kConsolidate: c is made of the version's parts
 //
 // Stateless; thread-safe for different folders.
-#ifndef TESSERA_TESTS_FAULT_SAVE_STEPS_SAVED_VERSION_H_
-#define TESSERA_TESTS_FAULT_SAVE_STEPS_SAVED_VERSION_H_
+#ifndef TESSERA_TESTS_FAULT_SAVE_STEPS_SAVE_KINDS_H_
+#define TESSERA_TESTS_FAULT_SAVE_STEPS_SAVE_KINDS_H_
 
 #include <string>
 
@@ -50,4 +50,4 @@ absl::StatusOr<int> LoadedVersion(SaveKind kind, const std::string& path,
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESTS_FAULT_SAVE_STEPS_SAVED_VERSION_H_
+#endif  // TESSERA_TESTS_FAULT_SAVE_STEPS_SAVE_KINDS_H_

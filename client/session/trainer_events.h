@@ -1,8 +1,8 @@
 // How a trainer on a GPU tells its executor when what it has launched there is complete.
 //
 // For this folder. One thread at a time.
-#ifndef TESSERA_CLIENT_SESSION_GRADIENT_EVENTS_H_
-#define TESSERA_CLIENT_SESSION_GRADIENT_EVENTS_H_
+#ifndef TESSERA_CLIENT_SESSION_TRAINER_EVENTS_H_
+#define TESSERA_CLIENT_SESSION_TRAINER_EVENTS_H_
 
 #include <cstdint>
 
@@ -24,4 +24,4 @@ absl::StatusOr<uint32_t> EndWindow(RankClient* client, int unit);
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_SESSION_GRADIENT_EVENTS_H_
+#endif  // TESSERA_CLIENT_SESSION_TRAINER_EVENTS_H_

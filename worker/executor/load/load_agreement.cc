@@ -1,4 +1,4 @@
-#include "worker/executor/load/load_request.h"
+#include "worker/executor/load/load_agreement.h"
 
 #include <vector>
 

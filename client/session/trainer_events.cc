@@ -1,4 +1,4 @@
-#include "client/session/gradient_events.h"
+#include "client/session/trainer_events.h"
 
 #include <memory>
 #include <utility>
