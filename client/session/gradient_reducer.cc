@@ -72,8 +72,8 @@ const CommHook& GradientReducer::hook(int unit) const {
   return hooks_.empty() ? *none : hooks_[unit];
 }
 
-absl::Status GradientReducer::RegisterHook(int unit, CommHook hook) {
-  if (unit != -1) RETURN_IF_ERROR(client_->CheckUnit(unit));
+absl::Status GradientReducer::RegisterHook(std::optional<int> unit, CommHook hook) {
+  if (unit.has_value()) RETURN_IF_ERROR(client_->CheckUnit(*unit));
   if (hook.empty()) return absl::InvalidArgumentError("a communication hook that does nothing");
   if (hook.compress && *hook.compress != DType::kFp32 && !IsHalf(*hook.compress)) {
     return absl::InvalidArgumentError(absl::StrCat("communication hook: compresses to ",
@@ -82,7 +82,7 @@ absl::Status GradientReducer::RegisterHook(int unit, CommHook hook) {
   if (slots_->within_step()) {
     return absl::FailedPreconditionError("a communication hook is registered between steps");
   }
-  const int begin = unit == -1 ? 0 : unit, end = unit == -1 ? client_->num_units() : unit + 1;
+  const int begin = unit.value_or(0), end = unit.has_value() ? begin + 1 : client_->num_units();
   for (int u = begin; u < end; ++u) {
     if (!has_hook(u)) continue;
     return absl::AlreadyExistsError(

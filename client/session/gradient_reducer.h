@@ -5,6 +5,7 @@
 #define TESSERA_CLIENT_SESSION_GRADIENT_REDUCER_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -23,7 +24,7 @@ class GradientReducer {
   GradientReducer(RankClient* client, const ParameterWindows* windows, GradientSlots* slots)
       : client_(client), windows_(windows), slots_(slots) {}
 
-  absl::Status RegisterHook(int unit, CommHook hook);
+  absl::Status RegisterHook(std::optional<int> unit, CommHook hook);  // Nullopt: of all units.
   bool has_hook(int unit) const { return !hooks_.empty() && !hooks_[unit].empty(); }
 
   // The unit's slot is its gradient's from now on, unless it was.

@@ -152,6 +152,9 @@ absl::Status Session::AddGradient(int unit, int parameter, ConstValues values) {
 
 absl::Status Session::Reduce(int unit) { return state_->reducer.Reduce(unit); }
 
+absl::Status Session::RegisterCommHook(CommHook hook) {
+  return state_->reducer.RegisterHook(std::nullopt, std::move(hook));
+}
 absl::Status Session::RegisterCommHook(int unit, CommHook hook) {
   return state_->reducer.RegisterHook(unit, std::move(hook));
 }

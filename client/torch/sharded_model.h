@@ -113,7 +113,7 @@ class ShardedModel {
   // As Session::RegisterCommHook, of all units or of `module` alone.
   // Errors: also InvalidArgument  `module` is not a unit of this model.
   absl::Status RegisterCommHook(CommHook hook) {
-    return session().RegisterCommHook(-1, std::move(hook));
+    return session().RegisterCommHook(std::move(hook));
   }
   virtual absl::Status RegisterCommHook(const torch::nn::Module& module, CommHook hook) = 0;
 

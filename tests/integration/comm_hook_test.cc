@@ -120,8 +120,7 @@ TEST_F(CommHookTest, CompressionGivesTheBitsAndTheBytesOfThatReduceDType) {  // 
           OptionsFor(absl::StrCat("hook", Name(dtype), static_cast<int>(strategy)));
       options.config.strategy = strategy;
       const CommHook hook = dtype == DType::kBf16 ? Bf16Compression() : Fp16Compression();
-      EXPECT_EQ(Train(options, [&](Session* s) { return s->RegisterCommHook(-1, hook); }),
-                expected);
+      EXPECT_EQ(Train(options, [&](Session* s) { return s->RegisterCommHook(hook); }), expected);
       EXPECT_EQ(ReducedBytes(options.job_id), bytes);
     }
   }
@@ -165,7 +164,7 @@ TEST_F(CommHookTest, FrozenParametersHaveZeroesAndWhatAHookWritesThereCountsNowh
       const UnitLayout& layout = session->layout().units[unit];
       return SpoilFrozen(layout, layout.shards.RangeOf(Rank(session->rank())).begin, shard);
     };
-    return session->RegisterCommHook(-1, hook);
+    return session->RegisterCommHook(hook);
   });
   EXPECT_THAT(hooked, testing::Pointwise(testing::FloatNear(1e-6f), expected));
 }
@@ -184,7 +183,7 @@ TEST_F(CommHookTest, OneUnitMayBeCompressedWhateverTheReduceDTypeIs) {
   SessionOptions half = OptionsFor("half");
   half.config.reduce_dtype = DType::kBf16;
   const CommHook in_full = {DType::kFp32, nullptr, nullptr};
-  EXPECT_EQ(Train(half, [&](Session* s) { return s->RegisterCommHook(-1, in_full); }), uncompressed)
+  EXPECT_EQ(Train(half, [&](Session* s) { return s->RegisterCommHook(in_full); }), uncompressed)
       << "fp32 where the job says bf16";
 }
 
@@ -230,7 +229,7 @@ TEST_F(CommHookTest, SecondOneIsRefusedByNameAndSoIsWhatMeansNothing) {  // HOOK
     RETURN_IF_ERROR(session->RegisterCommHook(2, Fp16Compression()));
     const auto again = StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("'unit2'"));
     EXPECT_THAT(session->RegisterCommHook(2, Bf16Compression()), again);
-    EXPECT_THAT(session->RegisterCommHook(-1, Bf16Compression()), again);
+    EXPECT_THAT(session->RegisterCommHook(Bf16Compression()), again);
     EXPECT_OK(session->RegisterCommHook(1, Fp16Compression())) << "none was registered before";
     EXPECT_THAT(session->RegisterCommHook(3, Fp16Compression()),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no unit 3")));
@@ -249,8 +248,7 @@ TEST_F(CommHookTest, RanksThatCompressDifferentlyAreToldBothDTypes) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(OptionsFor("differ")));
   for (const absl::Status& status : team.Run([](Session* session) -> absl::Status {
          RETURN_IF_ERROR(InitializeToy(session));
-         if (session->rank() == 1)
-           RETURN_IF_ERROR(session->RegisterCommHook(-1, Fp16Compression()));
+         if (session->rank() == 1) RETURN_IF_ERROR(session->RegisterCommHook(Fp16Compression()));
          return ToyStep(session, 1);
        })) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -267,7 +265,7 @@ TEST_F(CommHookTest, ErrorOfAFunctionIsEveryRanksAndTrainingGoesOn) {
     hook.before = [&](int, absl::Span<float>) {
       return fails ? absl::InternalError("the hook broke") : absl::OkStatus();
     };
-    RETURN_IF_ERROR(session->RegisterCommHook(-1, hook));
+    RETURN_IF_ERROR(session->RegisterCommHook(hook));
     EXPECT_THAT(session->RunStep([&] { return ToyStep(session, 1); }),
                 StatusIs(absl::StatusCode::kInternal, HasSubstr("the hook broke")));
     fails = false;

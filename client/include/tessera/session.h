@@ -129,11 +129,12 @@ class Session {
   // one that got none on any rank until the step is left as it is, moments too. Again before the
   // step, it adds to what was reduced. Errors: FailedPrecondition  so with cpu_offload; Aborted.
   absl::Status Reduce(int unit);
-  // Between steps; of one unit, or of all: unit -1. See comm_hook.h.
+  // Between steps; of all units, or of one. See comm_hook.h.
   // Errors: AlreadyExists       a unit has one (named; nothing is registered then)
   //         InvalidArgument     the hook does nothing, or compresses to a dtype that is not a
   //                             training dtype
   //         FailedPrecondition  within a step.
+  absl::Status RegisterCommHook(CommHook hook);
   absl::Status RegisterCommHook(int unit, CommHook hook);
   // Makes the gradient of the step under way no longer than `max_norm`, above 0, by the p-norm, on
   // all ranks, and returns its norm before. Reduces what was not. The norm is that of the gradient
