@@ -32,6 +32,8 @@
 
 namespace tessera {
 
+enum class OpKind : uint32_t;
+
 class LocalShards {
  public:
   // What this rank holds of an original parameter: elements [begin_elements, begin_elements +
