@@ -11,8 +11,8 @@
 #include "hwy/highway.h"
 #include "kernels/kernels-inl.h"
 
-#ifndef TESSERA_WORKER_DEVICE_HOST_KERNELS_OPTIMIZER_TYPES_
-#define TESSERA_WORKER_DEVICE_HOST_KERNELS_OPTIMIZER_TYPES_
+#ifndef TESSERA_KERNELS_OPTIMIZER_TYPES_
+#define TESSERA_KERNELS_OPTIMIZER_TYPES_
 namespace tessera {
 namespace host {
 namespace {
@@ -65,7 +65,7 @@ struct SgdPointers {
 }  // namespace
 }  // namespace host
 }  // namespace tessera
-#endif  // TESSERA_WORKER_DEVICE_HOST_KERNELS_OPTIMIZER_TYPES_
+#endif  // TESSERA_KERNELS_OPTIMIZER_TYPES_
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {

@@ -6,8 +6,8 @@
 #include "kernels/kernels.h"
 #include "kernels/measured_sum.h"
 
-#ifndef TESSERA_WORKER_DEVICE_HOST_KERNELS_REDUCE_BLOCK_
-#define TESSERA_WORKER_DEVICE_HOST_KERNELS_REDUCE_BLOCK_
+#ifndef TESSERA_KERNELS_REDUCE_BLOCK_
+#define TESSERA_KERNELS_REDUCE_BLOCK_
 namespace tessera {
 namespace host {
 namespace {
@@ -21,7 +21,7 @@ inline size_t BlockSize(size_t left) { return left < kBlockElements ? left : kBl
 }  // namespace
 }  // namespace host
 }  // namespace tessera
-#endif  // TESSERA_WORKER_DEVICE_HOST_KERNELS_REDUCE_BLOCK_
+#endif  // TESSERA_KERNELS_REDUCE_BLOCK_
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/kernels_reduce.cc"

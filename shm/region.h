@@ -2,7 +2,8 @@
 //
 // A SharedRegion owns one descriptor; any process that holds it (see fd_passing.h) maps the same
 // pages with Mapping::Create. The pages live until the last descriptor and mapping are gone, so
-// they outlive an executor or a trainer and die with the worker; no name is left anywhere.
+// they outlive an executor, a trainer and, if a vault has their descriptors, the worker's daemon; no
+// name is left anywhere.
 // Both classes are move-only and thread-compatible.
 #ifndef TESSERA_SHM_REGION_H_
 #define TESSERA_SHM_REGION_H_

@@ -1,5 +1,5 @@
-// Where files of checkpoints and models are stored. All that is done to them goes through here, so
-// that another kind of storage is one class more.
+// Where files of checkpoints and models are stored. All that is done to them goes through here: a new
+// kind of storage is one more subclass.
 //
 //   a file:    CreateFile(partial) ──► OpenToWrite(partial) by any processes: Write ..., Sync
 //              ──► PublishFile(partial, path)

@@ -10,10 +10,11 @@
 // returns once this rank's result is ready and its inputs may be written again. Counts are
 // ELEMENTS, sizes BYTES.
 //
-// Sums run in rank order, in fp32 or, of fp64, in fp64, whatever the elements travel in. Then they
-// are multiplied by `scale`, once, and rounded, once, if they go to a narrower type. So results are
-// bit-identical from run to run, from rank to rank and on every communicator (what is too large:
-// host/element_reduce.h). An average has AverageScale(size). A pre-scaled sum, as others call it,
+// Sums run in rank order, in fp32 or, of fp64, in fp64, whatever the elements travel in. Over several
+// nodes each node sums in rank order, then the nodes' sums are added in the order of the nodes. Then
+// sums are multiplied by `scale`, once, and rounded, once, if they go to a narrower type. So results
+// are bit-identical from run to run, from rank to rank and, for the same placement, on every
+// communicator (what is too large: kernels/element_reduce.h). An average has AverageScale(size). A pre-scaled sum, as others call it,
 // has its factor for `scale` too: they multiply each rank's part before they add it, for their sums
 // are in the type that travels and might overflow there; in fp32 that is not so, and multiplying
 // once after the sum rounds less.

@@ -25,7 +25,7 @@ class AddressableState {
   // Memory for it. Errors: ResourceExhausted  the host has none left, and this rank's size_bytes()
   // are wanted; those of RankKernels::AllocateOnHost
   virtual absl::Status Reserve() = 0;
-  virtual int64_t size_bytes() const = 0;  // That Reserve takes.
+  virtual int64_t size_bytes() const = 0;  // How much memory Reserve takes.
   // Whether At() is a copy, to which training does not write.
   virtual bool is_copy() const = 0;
 
@@ -33,7 +33,7 @@ class AddressableState {
   virtual absl::Status Read(int64_t step) = 0;
   // Then At() has version `step`, to be written: `arrays` of it are as in the version before.
   virtual absl::Status BeginWrite(int64_t step, absl::Span<const StateArray> arrays) = 0;
-  // The same of the job's first version, which is zero.
+  // Then At() has the job's first version, to be written: it is zero.
   virtual void BeginFirst() = 0;
   // As in the version before, of one segment.
   virtual void Keep(StateArray array, const ShardSegment& segment, int64_t step) = 0;

@@ -1,7 +1,7 @@
-// The optimizer in backward. What is known of the step when a unit's gradient is reduced is assumed
-// to be all, and the unit is written into version v + 1, where nobody looks. The decision tells;
-// what was assumed wrong, or died with an executor, is computed again from version v and the
-// reduced gradient, both of which stand.
+// The optimizer in backward. Once a unit's gradient is reduced, the unit is updated with the numbers
+// that are assumed for the step, into version v + 1, where nobody looks. If the decision differs from
+// what was assumed, or the executor died, the update is computed again from version v and the reduced
+// gradient, both of which stand.
 //
 // Update is the post-backward stream's. The rest is the engine's thread's, the stream being idle
 // except during Announce, Assume and Plan.

@@ -7,7 +7,8 @@
 //                          ── step:    after the last reduction: vote, decide, update, publish
 //
 // The engine is the loop over operations; what it does with each is its parts': unit_gathers.h,
-// gradient_reductions.h, step_runner.h, state_writes.h, slot_reads.h, file_operations.h.
+// gradient_reductions.h, early_updates.h, step_runner.h, state_versions.h, state_writes.h,
+// put_applier.h, slot_reads.h, file_operations.h.
 //
 // An engine lives for one epoch; what must survive it (shard state, reduced gradients, decisions)
 // is in memory that it is given. Run() is called by one thread; Stop() by any.

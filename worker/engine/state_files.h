@@ -4,8 +4,8 @@
 //
 // Requests and replies are between the trainer and the implementation. Both calls are collective:
 // every rank makes them at the same point of its order, and gets the same outcome; an error, where
-// the ranks could not agree on one. `outcome` may be an error before: what keeps this rank from it,
-// and so all of them. Called by the engine's thread.
+// the ranks could not agree on one. If `outcome` is an error on entry, this rank cannot take part, and
+// no rank does. Called by the engine's thread.
 #ifndef TESSERA_WORKER_ENGINE_STATE_FILES_H_
 #define TESSERA_WORKER_ENGINE_STATE_FILES_H_
 
@@ -53,8 +53,8 @@ class StateWriter {
   virtual void Keep(StateArray array, const ShardSegment& segment) = 0;
 };
 
-// A version to come. What is neither set nor kept of it means nothing, but that of the first, which
-// is zero then.
+// A version to come. Elements that are neither set nor kept are undefined; in the first version they are
+// zero.
 struct LoadedState {
   // The job has no values yet: all must be set.
   bool first = false;

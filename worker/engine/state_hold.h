@@ -12,9 +12,9 @@
 // writer takes the hold away by a compare-and-swap of the same word, and Release() tells the reader
 // that its copy is worth nothing. One reader at a time; of one rank one process writes.
 //
-// Any number of others hold nothing and are waited for by nobody: processes that map the state
-// (docs/adr/0052) read a version, and by `writing` know afterwards whether it stood meanwhile. So
-// `writing` is said before anything is overwritten, and never goes back.
+// A process that maps the state (docs/adr/0052) takes no lock, and nothing waits for it: after its
+// read it validates by `writing` that the version was not overwritten meanwhile. So `writing` is set
+// before anything is overwritten, and never goes back.
 //
 // Words start at zero, as fresh mappings do. Versions are numbered by their step, from 0.
 #ifndef TESSERA_WORKER_ENGINE_STATE_HOLD_H_

@@ -1,5 +1,5 @@
-// The step: vote, decide, update, publish (group_page.h says what survives). Every rank has all votes
-// and comes to the same decision.
+// The step: vote, decide, update, publish (group_page.h says what survives). Every rank that completes
+// the vote sees the same ballots, and comes to the same decision.
 //
 // Confined to the engine's thread.
 #ifndef TESSERA_WORKER_ENGINE_STEP_RUNNER_H_

@@ -1,5 +1,5 @@
-// What each rank brings to a step, and what all of them together decide. Every rank has all votes
-// and counts them alike. Pure; thread-safe.
+// What each rank brings to a step, and what all of them together decide. Every rank that
+// completes the vote sees the same ballots and counts them alike. Pure; thread-safe.
 #ifndef TESSERA_WORKER_ENGINE_STEP_VOTE_H_
 #define TESSERA_WORKER_ENGINE_STEP_VOTE_H_
 

@@ -1,6 +1,6 @@
 // Gives a job's state to clients of this host that map it: descriptors for reading, and where in
-// them each slice of either version is. Nothing is held and nothing is copied: a reader sees by
-// the words of each rank whether the version it read stood meanwhile (worker/engine/state_hold.h).
+// them each slice of either version is. Nothing is held and nothing is copied: a reader validates its
+// read against the words of each rank (worker/engine/state_hold.h).
 //
 //   MapGrants   session ──► what is asked for of which job      until the session ends
 //   Give        the job's regions, as they are at that moment   each time

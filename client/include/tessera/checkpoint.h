@@ -14,8 +14,8 @@
 // it is loaded. Its files are safetensors (docs/formats/checkpoint.md).
 // All calls are collective, not within RunStep; paths are absolute and on a file system that all
 // workers share. Thread-compatible, as the session.
-#ifndef TESSERA_TESSERA_CHECKPOINT_H_
-#define TESSERA_TESSERA_CHECKPOINT_H_
+#ifndef TESSERA_CHECKPOINT_H_
+#define TESSERA_CHECKPOINT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -161,4 +161,4 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::str
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_CHECKPOINT_H_
+#endif  // TESSERA_CHECKPOINT_H_

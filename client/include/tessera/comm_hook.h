@@ -8,8 +8,8 @@
 // step's code does. Ranks whose gradients travel in different dtypes are told so; what `before` and
 // `after` do, nobody compares.
 // Source: register_comm_hook and the compression hooks of torch/distributed.
-#ifndef TESSERA_TESSERA_COMM_HOOK_H_
-#define TESSERA_TESSERA_COMM_HOOK_H_
+#ifndef TESSERA_COMM_HOOK_H_
+#define TESSERA_COMM_HOOK_H_
 
 #include <functional>
 #include <optional>
@@ -40,4 +40,4 @@ inline CommHook Bf16Compression() { return {DType::kBf16, nullptr, nullptr}; }
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_COMM_HOOK_H_
+#endif  // TESSERA_COMM_HOOK_H_

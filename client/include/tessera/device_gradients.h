@@ -6,8 +6,8 @@
 //   session.Reduce(unit);
 //
 // Holds nothing itself. As Session: one thread at a time.
-#ifndef TESSERA_TESSERA_DEVICE_GRADIENTS_H_
-#define TESSERA_TESSERA_DEVICE_GRADIENTS_H_
+#ifndef TESSERA_DEVICE_GRADIENTS_H_
+#define TESSERA_DEVICE_GRADIENTS_H_
 
 #include <cstdint>
 
@@ -66,4 +66,4 @@ class DeviceGradients {
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_DEVICE_GRADIENTS_H_
+#endif  // TESSERA_DEVICE_GRADIENTS_H_

@@ -9,8 +9,8 @@
 // every rank skips the step and the scale shrinks; after enough steps without one it grows. Ranks
 // see the same results, so their scales stay equal; a new trainer takes over another's state.
 // A value; thread-compatible. Source: torch.cuda.amp.GradScaler.
-#ifndef TESSERA_TESSERA_GRADIENT_SCALER_H_
-#define TESSERA_TESSERA_GRADIENT_SCALER_H_
+#ifndef TESSERA_GRADIENT_SCALER_H_
+#define TESSERA_GRADIENT_SCALER_H_
 
 #include "tessera/session.h"
 
@@ -49,4 +49,4 @@ class GradientScaler {
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_GRADIENT_SCALER_H_
+#endif  // TESSERA_GRADIENT_SCALER_H_

@@ -14,8 +14,8 @@
 // step once the hand-over is cancelled, the new one alone once all of its ranks are ready, and
 // neither of them before that. docs/adr/0032.
 // All calls are collective, not within RunStep. Thread-compatible, as the session.
-#ifndef TESSERA_TESSERA_HAND_OVER_H_
-#define TESSERA_TESSERA_HAND_OVER_H_
+#ifndef TESSERA_HAND_OVER_H_
+#define TESSERA_HAND_OVER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -91,4 +91,4 @@ absl::StatusOr<TakenOver> TakeOver(Session* session, const TakeOverOptions& opti
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_HAND_OVER_H_
+#endif  // TESSERA_HAND_OVER_H_

@@ -1,6 +1,6 @@
 // What runs a rank's executor in its trainer's process: see client/executor/host_executor.h.
-#ifndef TESSERA_TESSERA_HOST_EXECUTOR_FUNCTION_H_
-#define TESSERA_TESSERA_HOST_EXECUTOR_FUNCTION_H_
+#ifndef TESSERA_HOST_EXECUTOR_FUNCTION_H_
+#define TESSERA_HOST_EXECUTOR_FUNCTION_H_
 
 #include <functional>
 
@@ -17,4 +17,4 @@ using HostExecutor = std::function<absl::Status(UniqueFd socket, const ExecutorI
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_HOST_EXECUTOR_FUNCTION_H_
+#endif  // TESSERA_HOST_EXECUTOR_FUNCTION_H_

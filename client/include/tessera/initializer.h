@@ -8,8 +8,8 @@
 //
 // Pure; thread-safe. Source: the formulae of torch/nn/init.py; Random123 for the generator. The
 // values are not PyTorch's, whose generator depends on the order of calls.
-#ifndef TESSERA_TESSERA_INITIALIZER_H_
-#define TESSERA_TESSERA_INITIALIZER_H_
+#ifndef TESSERA_INITIALIZER_H_
+#define TESSERA_INITIALIZER_H_
 
 #include <array>
 #include <cstdint>
@@ -63,4 +63,4 @@ std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, std::array<uint3
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_INITIALIZER_H_
+#endif  // TESSERA_INITIALIZER_H_

@@ -14,8 +14,8 @@
 // executor knows of it or waits for it, and a reader that hangs or dies leaves nothing to clean up.
 //
 // VisitLiveState and CopyLiveState do all of this, and fetch where nothing can be mapped.
-#ifndef TESSERA_TESSERA_LIVE_MAP_H_
-#define TESSERA_TESSERA_LIVE_MAP_H_
+#ifndef TESSERA_LIVE_MAP_H_
+#define TESSERA_LIVE_MAP_H_
 
 #include <cstdint>
 #include <memory>
@@ -125,4 +125,4 @@ absl::StatusOr<VisitedState> CopyLiveState(const LiveReaderOptions& options, Liv
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_LIVE_MAP_H_
+#endif  // TESSERA_LIVE_MAP_H_

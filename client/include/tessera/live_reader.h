@@ -1,6 +1,5 @@
 // Reads the state of a job while it trains, from a process outside the job: an evaluation, an
 // inference, a comparison.
-// evaluation, an inference, a comparison.
 //
 //   ASSIGN_OR_RETURN(auto reader, LiveReader::Open({"127.0.0.1:7070"}));
 //   LiveQuery query;
@@ -14,17 +13,16 @@
 //     return absl::MakeSpan(&bytes[0], bytes.size());
 //   }));
 //
-// Everything that one call gives is of one committed step, on all ranks. No trainer is asked, and
 // All tensors of one call are of one committed step, on all ranks. No trainer takes part, and a
 // reader that is slow, hangs or dies delays nothing (docs/adr/0028). Elements come directly from
 // the workers if this host reaches them all, else through the coordinator. Elements are row-major
 // and little-endian, as in host memory.
 // If the workers are on this host, LiveMap (live_map.h) shows the same without a copy.
 //
-// LiveClient (live_client.h) is the same in the wire's own messages. A reader is for one thread at
-// a time; several may read one job, up to as many as it serves at once (four).
-#ifndef TESSERA_TESSERA_LIVE_READER_H_
-#define TESSERA_TESSERA_LIVE_READER_H_
+// A reader is for one thread at a time; several may read one job, up to as many as it serves at once
+// (four).
+#ifndef TESSERA_LIVE_READER_H_
+#define TESSERA_LIVE_READER_H_
 
 #include <cstdint>
 #include <memory>
@@ -155,4 +153,4 @@ class LiveReader {
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_LIVE_READER_H_
+#endif  // TESSERA_LIVE_READER_H_

@@ -10,8 +10,8 @@
 // precision. Buffers and ignored parameters of an attached module are read by every rank.
 // Collective; on all ranks or on none, as Session::WriteParameters: moments, step numbers and
 // reduced gradients stay. In a job without initial values it gives them, and is strict.
-#ifndef TESSERA_TESSERA_LOAD_MODEL_H_
-#define TESSERA_TESSERA_LOAD_MODEL_H_
+#ifndef TESSERA_LOAD_MODEL_H_
+#define TESSERA_LOAD_MODEL_H_
 
 #include <string>
 #include <vector>
@@ -49,4 +49,4 @@ absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_LOAD_MODEL_H_
+#endif  // TESSERA_LOAD_MODEL_H_

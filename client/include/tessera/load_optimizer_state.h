@@ -15,8 +15,8 @@
 // Collective, as WriteOptimizerState: on all ranks or on none, repeated where another rank's
 // process dies. Parameters and the number of the job's last step stay. Not within RunStep. One
 // thread.
-#ifndef TESSERA_TESSERA_LOAD_OPTIMIZER_STATE_H_
-#define TESSERA_TESSERA_LOAD_OPTIMIZER_STATE_H_
+#ifndef TESSERA_LOAD_OPTIMIZER_STATE_H_
+#define TESSERA_LOAD_OPTIMIZER_STATE_H_
 
 #include <string>
 #include <vector>
@@ -66,4 +66,4 @@ absl::StatusOr<std::vector<HyperParameters>> LoadOptimizerState(
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_LOAD_OPTIMIZER_STATE_H_
+#endif  // TESSERA_LOAD_OPTIMIZER_STATE_H_

@@ -17,8 +17,8 @@
 //
 // Memory: the rank's shards twice, in the full dtype; at one address for life. The
 // session outlives this. As a Session: one thread at a time.
-#ifndef TESSERA_TESSERA_LOCAL_SHARDS_H_
-#define TESSERA_TESSERA_LOCAL_SHARDS_H_
+#ifndef TESSERA_LOCAL_SHARDS_H_
+#define TESSERA_LOCAL_SHARDS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -88,4 +88,4 @@ class LocalShards {
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_LOCAL_SHARDS_H_
+#endif  // TESSERA_LOCAL_SHARDS_H_

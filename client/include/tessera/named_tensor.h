@@ -1,6 +1,6 @@
 // State of a trainer's model in addition to the job's parameters: buffers, and ignored parameters.
-#ifndef TESSERA_TESSERA_NAMED_TENSOR_H_
-#define TESSERA_TESSERA_NAMED_TENSOR_H_
+#ifndef TESSERA_NAMED_TENSOR_H_
+#define TESSERA_NAMED_TENSOR_H_
 
 #include <cstdint>
 #include <functional>
@@ -41,4 +41,4 @@ struct TrainerTensors {
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_NAMED_TENSOR_H_
+#endif  // TESSERA_NAMED_TENSOR_H_

@@ -7,8 +7,8 @@
 // Moments have their parameters' shapes and full dtype; SGD's first moment is the momentum buffer,
 // Adam's are exp_avg and exp_avg_sq. Frozen parameters have none: what is read of them means
 // nothing. Updates that a trainer's own optimizer makes (local_shards.h) are not counted here.
-#ifndef TESSERA_TESSERA_OPTIMIZER_STATE_H_
-#define TESSERA_TESSERA_OPTIMIZER_STATE_H_
+#ifndef TESSERA_OPTIMIZER_STATE_H_
+#define TESSERA_OPTIMIZER_STATE_H_
 
 #include <functional>
 
@@ -41,4 +41,4 @@ absl::Status WriteOptimizerState(Session* session, const TrainingProgress& progr
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_OPTIMIZER_STATE_H_
+#endif  // TESSERA_OPTIMIZER_STATE_H_

@@ -12,8 +12,8 @@
 // of an attached module are in it, rank 0's, and are never rounded. Collective, not within RunStep;
 // thread-compatible, as the session. What is rounded is lost: to continue training from it, save a
 // checkpoint (checkpoint.h), which is never rounded.
-#ifndef TESSERA_TESSERA_SAVE_MODEL_H_
-#define TESSERA_TESSERA_SAVE_MODEL_H_
+#ifndef TESSERA_SAVE_MODEL_H_
+#define TESSERA_SAVE_MODEL_H_
 
 #include <cstdint>
 #include <optional>
@@ -46,4 +46,4 @@ absl::Status SaveModel(Session* session, const std::string& path,
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_SAVE_MODEL_H_
+#endif  // TESSERA_SAVE_MODEL_H_

@@ -15,8 +15,8 @@
 // returned by RunStep()'s body, is every rank's error, with its code, its cause and the rank.
 //
 // Thread-compatible: one thread at a time. Destroying it detaches. Source: torch/distributed/fsdp.
-#ifndef TESSERA_TESSERA_SESSION_H_
-#define TESSERA_TESSERA_SESSION_H_
+#ifndef TESSERA_SESSION_H_
+#define TESSERA_SESSION_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -202,4 +202,4 @@ class Session {
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_SESSION_H_
+#endif  // TESSERA_SESSION_H_

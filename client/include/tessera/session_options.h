@@ -1,6 +1,6 @@
 // What a Session is opened with, and what its operations take and give. Plain values.
-#ifndef TESSERA_TESSERA_SESSION_OPTIONS_H_
-#define TESSERA_TESSERA_SESSION_OPTIONS_H_
+#ifndef TESSERA_SESSION_OPTIONS_H_
+#define TESSERA_SESSION_OPTIONS_H_
 
 #include <cstdint>
 #include <functional>
@@ -73,4 +73,4 @@ enum class Precision {
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESSERA_SESSION_OPTIONS_H_
+#endif  // TESSERA_SESSION_OPTIONS_H_

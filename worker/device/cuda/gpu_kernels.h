@@ -1,4 +1,4 @@
-// The passes over memory that a GPU rank makes; one function a kernel. What host/kernels.h does on
+// The passes over memory that a GPU rank makes; one function a kernel. What kernels/kernels.h does on
 // the CPU, by the arithmetic of kernel_math.h, to the same bits.
 //
 // Each only enqueues on the stream: what it points to lives until the stream has run it. Pointers

@@ -1,6 +1,6 @@
 // What the GPU's kernels do to one element, for the GPU and for the CPU that tests it.
 //
-// The same operations in the same order as host/kernels.h, each rounded: nvcc compiles this with
+// The same operations in the same order as kernels/kernels.h, each rounded: nvcc compiles this with
 // --fmad=false and the CPU's compiler with -ffp-contract=off, and both divide and take square roots
 // exactly rounded. So results have the bits of the host's kernels, but for the payload of a NaN.
 // How sums are added up is in measured_sum.h, how narrow types are rounded in narrow_floats.h.

@@ -1,4 +1,4 @@
-// The arithmetic that collectives of a GPU enqueue: what host/element_reduce.h has for the CPU,
+// The arithmetic that collectives of a GPU enqueue: what kernels/element_reduce.h has for the CPU,
 // to the same bits.
 //
 //   NCCL brings the slices of all ranks ──► Reduce sums them in rank order, in the sum's dtype

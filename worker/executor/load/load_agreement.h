@@ -1,4 +1,4 @@
-// What a trainer asks to load, as its rank takes it.
+// Whether all ranks request the same load, and what a request may ask for.
 #ifndef TESSERA_WORKER_EXECUTOR_LOAD_LOAD_AGREEMENT_H_
 #define TESSERA_WORKER_EXECUTOR_LOAD_LOAD_AGREEMENT_H_
 

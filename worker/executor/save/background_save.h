@@ -3,8 +3,8 @@
 //   Prepare: takes note ──► Start: a thread writes files, manifest, name
 //                           training continues; AwaitCopied before each step
 //
-// The version is written from its place, and from the vote for the next step on another thread copies
-// what is not written yet (saved_version.h): the rank needs as much more memory as is copied, until
+// The version is written in place. After the vote for the next step another thread copies what is not
+// written yet (saved_version.h): the rank needs as much more memory as is copied, until
 // the files are written. What is a copy that stays already, as a GPU's state in host memory is, is
 // written from there. The threads have a low priority,
 // so that training has the processors first. One at a time. status() and MayOverwrite are

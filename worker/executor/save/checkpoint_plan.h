@@ -1,8 +1,8 @@
 // Which tensors a checkpoint of a job has, and where each is stored. Pure; thread-safe.
 //
 //   model.safetensors, or several   NAME of each parameter, and of the trainers' buffers
-//   optimizer.safetensors           state.NAME.exp_avg, .exp_avg_sq (Adam), .momentum_buffer (SGD),
-//   .step
+//   optimizer.safetensors           state.NAME.exp_avg, .exp_avg_sq (Adam),
+//                                   .momentum_buffer (SGD), .step
 //
 // A parameter has state once it was updated. Names are those of PyTorch's optimizers.
 #ifndef TESSERA_WORKER_EXECUTOR_SAVE_CHECKPOINT_PLAN_H_

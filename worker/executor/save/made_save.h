@@ -1,5 +1,5 @@
 // What is at the path of a save before it begins: a checkpoint that must not be replaced; or the
-// one that was asked for, by a try whose ranks did not live to say so.
+// one that was requested, by a prior attempt whose ranks died before they reported it.
 //
 //   a try: ... ──► it has its name ──► executors die ──► the epoch ends ──► the next try finds it
 //
