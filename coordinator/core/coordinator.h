@@ -8,14 +8,20 @@
 // restores the durable state. What was only heard (a failure, an answer) is kept, and the next Tick
 // acts on it again. A handler that returned an error is always rolled back.
 //
-// Thread-compatible: one caller at a time. `now` never goes back.
+// The handlers are in parts. A part uses only parts to its right, and all of them use the state:
+//
+//   JobRequests ──► Membership ───────┐
+//        └────────► OrphanAdopter ────┼──► EpochProtocol ──► JobSaves ──► CoordinatorState
+//   WorkerReports ──────┘             │
+//   HandOverProtocol ─────────────────┘
+//
+// Movable; one that was moved from may only be assigned to or destroyed. Thread-compatible: one
+// caller at a time. `now` never goes back.
 #ifndef TESSERA_COORDINATOR_CORE_COORDINATOR_H_
 #define TESSERA_COORDINATOR_CORE_COORDINATOR_H_
 
 #include <cstdint>
-#include <map>
-#include <optional>
-#include <set>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,19 +29,23 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "coordinator/core/coordinator_options.h"
-#include "coordinator/core/durable_state.h"
 #include "coordinator/core/effects.h"
-#include "coordinator/core/epoch_runtime.h"
 #include "coordinator/core/events.h"
-#include "coordinator/core/job_placer.h"
-#include "coordinator/core/orphans.h"
-#include "coordinator/core/owner_limits.h"
+#include "coordinator/core/hand_over.h"
+#include "coordinator/core/job.h"
+#include "coordinator/core/member_registry.h"
+#include "coordinator/core/rank_assigner.h"
+#include "coordinator/core/records.h"
+#include "coordinator/core/save_log.h"
 
 namespace tessera::coordinator {
 
 class Coordinator {
  public:
   explicit Coordinator(const CoordinatorOptions& options);
+  Coordinator(Coordinator&& other) noexcept;
+  Coordinator& operator=(Coordinator&& other) noexcept;
+  ~Coordinator();
 
   // Rebuilds the state from `records`. Each worker gets the full timeout, counted from `now`.
   // Errors: DataLoss  the records contradict each other
@@ -46,13 +56,13 @@ class Coordinator {
   void Accept();
   void Rollback();
   // The cluster's id: empty until NameCluster, which is called once.
-  const std::string& cluster() const { return state_.cluster().id; }
+  const std::string& cluster() const;
   void NameCluster(const std::string& id, Effects* effects);
   // Until a Tick at `until` no job is created and no epoch begins: workers may hold later ones.
   void TakeOverHeld(absl::Time until, int64_t first_save_number, Effects* effects);
   // Marks a job whose records cannot be read. Call it before the first event. The records are kept
   // and the job is shown, until the job's workers describe it or it is deleted.
-  void Quarantine(const JobId& job, const std::string& reason) { unreadable_[job] = reason; }
+  void Quarantine(const JobId& job, const std::string& reason);
 
   // --- jobs ---
   // Errors: InvalidArgument    the job of this id has another spec (names both ranks)
@@ -77,15 +87,13 @@ class Coordinator {
   // a late one, from a process that has ended since.
   absl::Status RegisterWorker(const WorkerId& worker, const Member& member, absl::Time now,
                               Effects* effects);
-  const MemberRegistry& members() const { return state_.members(); }
-  Claims claims() const { return state_.ClaimedByOthers(JobId()); }
+  const MemberRegistry& members() const;
+  Claims claims() const;
   // As in MemberRegistry, and also for lives that have not begun.
   Incarnation IncarnationOf(const WorkerId& worker, const std::string& key) const;
   absl::Status CheckKey(const WorkerId& worker, Incarnation incarnation,
                         const std::string& key) const;
-  absl::Duration SilentFor(const WorkerId& worker, absl::Time now) const {
-    return liveness_.SilentFor(worker, now);
-  }
+  absl::Duration SilentFor(const WorkerId& worker, absl::Time now) const;
   // A stream of this worker begins. What the worker may have missed is sent again.
   // Errors: AlreadyExists as RegisterWorker; and here and below, as MemberRegistry::CheckCurrent.
   // The events below also: InvalidArgument  a rank or unit that the job lacks, or a rank that is
@@ -95,7 +103,7 @@ class Coordinator {
   // the journal does not know is asked to describe it.
   absl::Status Connect(const Sender& sender, absl::Time now, Effects* effects);
   // The worker's stream has ended. Its process may have ended too.
-  void Disconnected(const WorkerId& worker) { away_.insert(worker); }
+  void Disconnected(const WorkerId& worker);
   absl::Status Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs, absl::Time now,
                          Effects* effects);
   absl::Status Announce(const Sender& sender, const OrderAnnouncement& event, absl::Time now,
@@ -111,7 +119,7 @@ class Coordinator {
   absl::Status ReportHeld(const Sender& sender, const HeldJob& event, absl::Time now,
                           Effects* effects);
 
-  // --- hand-over: coordinator_hand_over.cc ---
+  // --- hand-over ---
   // One rank offers. Once all ranks of the epoch have offered the same step, the hand-over is
   // pending. To repeat an offer of a pending hand-over changes nothing.
   // Errors: NotFound; Aborted   the epoch is not current
@@ -128,7 +136,7 @@ class Coordinator {
   //         FailedPrecondition  not pending, another job's, or the taker's generation is stale
   absl::Status TakeOverJob(const TakeOver& event, absl::Time now, Effects* effects);
 
-  // --- saves: coordinator_saves.cc ---
+  // --- saves ---
   // Errors: as Checkpoints in proto/saves.proto, except those about a save's form.
   absl::StatusOr<SaveView> RequestSave(const RequestSaveEvent& event, absl::Time now,
                                        Effects* effects);
@@ -146,103 +154,10 @@ class Coordinator {
   void Tick(absl::Time now, Effects* effects);
 
  private:
-  void Put(StateRecord record, Effects* effects);
-  JobView View(const JobId& id, const Job& job) const;
-  // A job that only workers know, or whose records cannot be read; nullopt: no such job.
-  std::optional<JobView> ViewOrphan(const JobId& id) const;
-  // Errors: Unavailable  only workers know the job, or its records cannot be read (says which)
-  absl::Status CheckKnown(const JobId& id) const;
-  // Creates the runtime of the job's epoch if it is missing. Only for an accepted epoch.
-  EpochRuntime& Runtime(const JobId& id, const Job& job);
-  const EpochRuntime* FindRuntime(const JobId& id, const Job& job) const;
+  struct Parts;
 
-  // Errors: AlreadyExists  an older life of the worker is connected
-  absl::Status CheckMayFollow(const WorkerId& worker) const;
-  const Member* FindArrival(const WorkerId& worker, Incarnation incarnation) const;
-  void BeginLife(const WorkerId& worker, Member member, absl::Time now, Effects* effects);
-  // Checks the sender, records that it is alive, and readmits it if it was lost.
-  absl::Status Hear(const Sender& sender, absl::Time now, Effects* effects);
-  // The job whose current epoch this is and whose rank is on the sender; null: ignore the event.
-  absl::StatusOr<const Job*> CurrentJob(const Sender& sender, const JobId& job, Creation creation,
-                                        Epoch epoch, Rank rank) const;
-  // The earlier request of this id, or null. Errors: AlreadyExists  it was another request
-  absl::StatusOr<const Request*> FindReplay(const std::string& request_id, RequestKind kind,
-                                            const JobId& job) const;
-  // For a request, and for the job that it creates.
-  int64_t NextSequence(absl::Time now) const;
-  void RememberDeleted(const JobId& job, Creation creation, Effects* effects);
-  absl::Status DeleteOrphan(const DeleteJobEvent& event, absl::Time now, Effects* effects);
-  void RememberRequest(const std::string& request_id, Request request, Effects* effects);
-  void HearOfHeldJob(const Sender& from, const JobProgress& job, absl::Time now, Effects* effects);
-  // Whether workers hold a later epoch of the job than the journal has, or have begun its first.
-  bool IsBehind(const JobId& id, const Job& job) const;
-  // Where the ranks are, if the job can be taken over now. `why_not` says what is missing.
-  std::optional<std::vector<RankPlacement>> PlacesOf(const HeldJob& held,
-                                                     const Orphans::Holders& holders,
-                                                     std::string* why_not) const;
-  void Adopt(const Orphans::Key& key, absl::Time now, Effects* effects);
-  void ForgetLostMembers(Effects* effects);
-  void ResendOnConnect(const Sender& sender, Effects* effects) const;
-  void ResendJob(const Sender& sender, const JobId& id, const Job& job, Effects* effects) const;
-  void ApplyVerdict(const JobId& id, const OrderVerdict& verdict, absl::Time now, Effects* effects);
-  void FailEpoch(const JobId& id, EpochFailure failure, absl::Time now, Effects* effects);
-
-  // Fails the epochs that some worker has not prepared in time.
-  void CheckPreparing(absl::Time now);
-  JobPlacer Placer() const { return {&options_, &state_, &runtimes_, &avoided_, &orphans_}; }
-
-  // The epoch protocol: takes the actions that the current state requires.
-  void AdvanceAll(absl::Time now, Effects* effects);
-  void Advance(const JobId& id, absl::Time now, Effects* effects);
-  void OpenEpoch(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
-  void BeginEpoch(const JobId& id, Effects* effects);
-  void GiveUp(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
-  void SendEpochOpened(const JobId& id, const std::vector<RankPlacement>& previous,
-                       const EpochFailure& failure, Effects* effects) const;
-  std::string StateReason(const JobId& id, const Job& job) const;
-  void FlushStep(const JobId& id, Effects* effects);
-
-  // Advances hand-overs whose deadline has passed, or whose taker is gone or took a step.
-  void AdvanceHandOvers(absl::Time now, Effects* effects);
-  void AdvanceHandOver(const JobId& id, absl::Time now, Effects* effects);
-  void EndHandOver(const JobId& id, HandOver ended, absl::Time now, Effects* effects);
-  void FinishHandOver(const JobId& id, absl::Time now, Effects* effects);
-  static std::string DescribeHandOver(const HandOver& hand_over);
-
-  SaveView ViewSave(const JobId& id, const Job& job, const Save& save) const;
-  std::string WhySaveWaits(const JobId& id, const Job& job, const Save& save) const;
-  // Tells workers which save is requested next, if the job ever had one.
-  void SendWish(const JobId& id, const std::set<WorkerId>& workers, Effects* effects) const;
-  // Records the end of `save` and its effects on other saves, and announces the next request.
-  void EndSave(const JobId& id, Save save, const absl::Status& outcome, absl::Time now,
-               Effects* effects);
-  void NoteHeardSaves(absl::Time now, Effects* effects);
-  void NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* effects);
-  // Ends the current attempt to save, because its epoch ended for this reason.
-  void EndSaveTry(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
-  void EndPendingSaves(const JobId& id, const absl::Status& outcome, absl::Time now,
-                       Effects* effects);
-  void WithdrawExpiredSaves(absl::Time now, Effects* effects);
-  RestartPacer& PacerOf(const JobId& id);
-
-  CoordinatorOptions options_;
-  DurableState state_;
-  std::vector<DurableState::Undo> undos_;  // For changes that wait for Accept or Rollback.
-  Liveness liveness_;
-  std::set<WorkerId> away_;  // No stream since they registered, or it has ended.
-  // By worker: lives that are registered and have not begun.
-  std::map<WorkerId, std::map<Incarnation, Member>> arrivals_;
-  std::map<JobId, EpochRuntime> runtimes_;
-  std::map<JobId, RestartPacer> pacers_;
-  std::map<JobId, AvoidedWorkers> avoided_;
-  std::optional<absl::Time> take_over_until_;
-  Orphans orphans_;
-  std::map<JobId, std::string> unreadable_;  // With the reason.
-  std::set<JobId> replaced_;                 // Leave unreadable_ on Accept.
-  // Ends of saves that are not durable yet. The first `noted_saves_` of them wait for Accept.
-  std::vector<SaveReport> heard_saves_;
-  size_t noted_saves_ = 0;
-  OwnerLimits owner_limits_;
+  // Behind a pointer, so that they keep their places when the coordinator is moved.
+  std::unique_ptr<Parts> parts_;
 };
 
 }  // namespace tessera::coordinator

@@ -1,5 +1,7 @@
 #include "coordinator/core/hand_over.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace tessera::coordinator {
 
 absl::string_view Name(HandOverPhase phase) {
@@ -32,6 +34,13 @@ std::optional<HandOverPhase> NextPhase(HandOverPhase phase, HandOverStep step) {
       return std::nullopt;
   }
   return std::nullopt;
+}
+
+std::string DescribeHandOver(const HandOver& hand_over) {
+  const std::string at = absl::StrCat("handed over at step ", hand_over.step.value());
+  if (hand_over.phase == HandOverPhase::kOffered)
+    return absl::StrCat(at, ": waits for a job that takes it over");
+  return absl::StrCat(at, ": job '", hand_over.taker.value(), "' takes it over");
 }
 
 }  // namespace tessera::coordinator

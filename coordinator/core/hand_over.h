@@ -57,6 +57,9 @@ struct HandOver {
   TrainerStates trainer_states;
 };
 
+// "handed over at step 7: ...", for display. Only while it is pending.
+std::string DescribeHandOver(const HandOver& hand_over);
+
 // One rank's part of an offer.
 struct HandOverOffer {
   JobId job;

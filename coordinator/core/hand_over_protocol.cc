@@ -1,4 +1,5 @@
-// How one job continues as another, and which of them decides the next step: see hand_over.h.
+#include "coordinator/core/hand_over_protocol.h"
+
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -6,14 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "coordinator/core/coordinator.h"
+#include "coordinator/core/job_views.h"
 
 namespace tessera::coordinator {
 namespace {
-
-absl::Status NoSuchJob(const JobId& job) {
-  return absl::NotFoundError(absl::StrCat("no job '", job.value(), "'"));
-}
 
 std::string What(const JobId& job) { return absl::StrCat("job '", job.value(), "'"); }
 
@@ -43,16 +40,9 @@ HandOver Moved(HandOver hand_over, HandOverStep step) {
 
 }  // namespace
 
-std::string Coordinator::DescribeHandOver(const HandOver& hand_over) {
-  const std::string at = absl::StrCat("handed over at step ", hand_over.step.value());
-  if (hand_over.phase == HandOverPhase::kOffered)
-    return absl::StrCat(at, ": waits for a job that takes it over");
-  return absl::StrCat(at, ": job '", hand_over.taker.value(), "' takes it over");
-}
-
-absl::Status Coordinator::OfferHandOver(const HandOverOffer& offer, absl::Time now,
-                                        Effects* effects) {
-  const Job* job = state_.FindJob(offer.job);
+absl::Status HandOverProtocol::OfferHandOver(const HandOverOffer& offer, absl::Time now,
+                                             Effects* effects) {
+  const Job* job = state_->FindJob(offer.job);
   if (job == nullptr) return NoSuchJob(offer.job);
   // A retry, because the reply was lost with a connection or a coordinator.
   if (job->creation == offer.creation && job->hand_over.has_value() &&
@@ -61,7 +51,7 @@ absl::Status Coordinator::OfferHandOver(const HandOverOffer& offer, absl::Time n
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(CheckSpeaker(offer.job, *job, offer.creation, offer.epoch, offer.rank));
-  auto& offers = Runtime(offer.job, *job).offers;
+  auto& offers = state_->Runtime(offer.job, *job).offers;
   for (const auto& [rank, other] : offers) {
     if (rank == offer.rank.value() || other.step == offer.step) continue;
     return absl::FailedPreconditionError(absl::StrCat(
@@ -89,22 +79,23 @@ absl::Status Coordinator::OfferHandOver(const HandOverOffer& offer, absl::Time n
   }
   made.deadline = now + patience;
   made.trainer_states = std::move(states);
-  Put(HandOverRecord{offer.job, made}, effects);
-  OpenEpoch(offer.job, absl::StrCat("it is handed over at step ", made.step.value()), now, effects);
+  state_->Put(HandOverRecord{offer.job, made}, effects);
+  epochs_->OpenEpoch(offer.job, absl::StrCat("it is handed over at step ", made.step.value()), now,
+                     effects);
   return absl::OkStatus();
 }
 
-void Coordinator::WithdrawOffer(const HandOverOffer& offer) {
-  const Job* job = state_.FindJob(offer.job);
+void HandOverProtocol::WithdrawOffer(const HandOverOffer& offer) {
+  const Job* job = state_->FindJob(offer.job);
   if (job == nullptr || job->creation != offer.creation || job->status.epoch != offer.epoch) return;
-  auto& offers = Runtime(offer.job, *job).offers;
+  auto& offers = state_->Runtime(offer.job, *job).offers;
   const auto it = offers.find(static_cast<int32_t>(offer.rank.value()));
   if (it != offers.end() && it->second.call == offer.call) offers.erase(it);
 }
 
-absl::Status Coordinator::CancelHandOver(const JobId& id, const std::string& reason, absl::Time now,
-                                         Effects* effects) {
-  const Job* job = state_.FindJob(id);
+absl::Status HandOverProtocol::CancelHandOver(const JobId& id, const std::string& reason,
+                                              absl::Time now, Effects* effects) {
+  const Job* job = state_->FindJob(id);
   if (job == nullptr) return NoSuchJob(id);
   if (!job->IsFrozen() || IsOver(job->status.state))
     return absl::FailedPreconditionError(absl::StrCat(What(id), " is not handed over"));
@@ -119,16 +110,19 @@ absl::Status Coordinator::CancelHandOver(const JobId& id, const std::string& rea
   return absl::OkStatus();
 }
 
-void Coordinator::EndHandOver(const JobId& id, HandOver ended, absl::Time now, Effects* effects) {
+void HandOverProtocol::EndHandOver(const JobId& id, HandOver ended, absl::Time now,
+                                   Effects* effects) {
   const std::string reason = absl::StrCat("its hand-over is cancelled: ", ended.reason);
-  Put(HandOverRecord{id, std::move(ended)}, effects);
+  state_->Put(HandOverRecord{id, std::move(ended)}, effects);
   // An epoch that is being prepared begins unfrozen; a running one has to be replaced.
-  if (state_.FindJob(id)->status.state == JobState::kRunning) OpenEpoch(id, reason, now, effects);
+  if (state_->FindJob(id)->status.state == JobState::kRunning)
+    epochs_->OpenEpoch(id, reason, now, effects);
   effects->changed_jobs.insert(id);
 }
 
-absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time now, Effects* effects) {
-  const Job* job = state_.FindJob(event.job);
+absl::Status HandOverProtocol::TakeOverJob(const TakeOver& event, absl::Time now,
+                                           Effects* effects) {
+  const Job* job = state_->FindJob(event.job);
   if (job == nullptr) return NoSuchJob(event.job);
   const auto refuse = [&](absl::string_view why) {
     return absl::FailedPreconditionError(absl::StrCat(What(event.job), ": ", why));
@@ -151,11 +145,11 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time now, Eff
   if (event.finish && !is_takers) return refuse("no job has accepted it");
   if (!hand_over.frozen)
     return absl::AbortedError(absl::StrCat(What(event.job), ": its epoch has not begun"));
-  const Job* taker = state_.FindJob(event.taker);
+  const Job* taker = state_->FindJob(event.taker);
   if (taker == nullptr) return NoSuchJob(event.taker);
   if (event.taker == event.job) return refuse("it cannot take over itself");
   RETURN_IF_ERROR(CheckSpeaker(event.taker, *taker, event.taker_creation, event.epoch, event.rank));
-  auto& ready = Runtime(event.taker, *taker).take_overs;
+  auto& ready = state_->Runtime(event.taker, *taker).take_overs;
   // What ranks reported for another hand-over, or for the other phase, does not count.
   for (auto it = ready.begin(); it != ready.end();)
     it = SameBut(it->second, event) ? std::next(it) : ready.erase(it);
@@ -168,13 +162,13 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time now, Eff
   HandOver accepted = Moved(hand_over, HandOverStep::kAccept);
   accepted.taker = event.taker;
   accepted.taker_creation = event.taker_creation;
-  Put(HandOverRecord{event.job, std::move(accepted)}, effects);
+  state_->Put(HandOverRecord{event.job, std::move(accepted)}, effects);
   effects->changed_jobs.insert(event.job);
   return absl::OkStatus();
 }
 
-void Coordinator::FinishHandOver(const JobId& id, absl::Time now, Effects* effects) {
-  const Job& job = *state_.FindJob(id);
+void HandOverProtocol::FinishHandOver(const JobId& id, absl::Time now, Effects* effects) {
+  const Job& job = *state_->FindJob(id);
   HandOver done = Moved(*job.hand_over, HandOverStep::kFinish);
   JobStatus next = job.status;
   const auto state = NextState(next.state, JobEvent::kHandedOver);
@@ -184,31 +178,32 @@ void Coordinator::FinishHandOver(const JobId& id, absl::Time now, Effects* effec
       absl::StrCat("job '", done.taker.value(), "' has taken it over at step ", done.step.value());
   for (const WorkerId& worker : WorkersOf(next.placements))
     effects->commands.push_back({worker, DropJob{id, job.creation}});
-  EndPendingSaves(id, absl::FailedPreconditionError(next.reason), now, effects);
-  Put(HandOverRecord{id, std::move(done)}, effects);
-  Put(JobStatusRecord{id, std::move(next)}, effects);
-  Put(EpochOverRecord{id}, effects);
+  saves_->EndPendingSaves(id, absl::FailedPreconditionError(next.reason), now, effects);
+  state_->Put(HandOverRecord{id, std::move(done)}, effects);
+  state_->Put(JobStatusRecord{id, std::move(next)}, effects);
+  state_->Put(EpochOverRecord{id}, effects);
   effects->changed_jobs.insert(id);
 }
 
-void Coordinator::AdvanceHandOvers(absl::Time now, Effects* effects) {
-  if (take_over_until_.has_value()) return;
+void HandOverProtocol::AdvanceHandOvers(absl::Time now, Effects* effects) {
+  if (state_->takes_over()) return;
   std::vector<JobId> frozen;
-  for (const auto& [id, job] : state_.jobs()) {
-    if (job.IsFrozen() && !IsOver(job.status.state) && !IsBehind(id, job)) frozen.push_back(id);
+  for (const auto& [id, job] : state_->jobs()) {
+    if (job.IsFrozen() && !IsOver(job.status.state) && !state_->IsBehind(id, job))
+      frozen.push_back(id);
   }
   for (const JobId& id : frozen) AdvanceHandOver(id, now, effects);
 }
 
-void Coordinator::AdvanceHandOver(const JobId& id, absl::Time now, Effects* effects) {
-  const HandOver& hand_over = *state_.FindJob(id)->hand_over;
+void HandOverProtocol::AdvanceHandOver(const JobId& id, absl::Time now, Effects* effects) {
+  const HandOver& hand_over = *state_->FindJob(id)->hand_over;
   if (hand_over.phase == HandOverPhase::kOffered) {
     if (now < hand_over.deadline) return;
     HandOver ended = Moved(hand_over, HandOverStep::kCancel);
     ended.reason = "no job took it over in time";
     return EndHandOver(id, std::move(ended), now, effects);
   }
-  const Job* taker = state_.FindJob(hand_over.taker);
+  const Job* taker = state_->FindJob(hand_over.taker);
   if (taker != nullptr && taker->creation == hand_over.taker_creation) {
     // The taker has made a step, so all of its ranks have the state, although none reported it.
     if (taker->committed_step > Step(0)) FinishHandOver(id, now, effects);
@@ -217,7 +212,7 @@ void Coordinator::AdvanceHandOver(const JobId& id, absl::Time now, Effects* effe
   HandOver offered = Moved(hand_over, HandOverStep::kTakerGone);
   offered.taker = JobId();
   offered.taker_creation = Creation();
-  Put(HandOverRecord{id, std::move(offered)}, effects);
+  state_->Put(HandOverRecord{id, std::move(offered)}, effects);
   effects->changed_jobs.insert(id);
 }
 

@@ -1,10 +1,11 @@
-// Requested saves, and what workers report about all saves, for coordinator.h.
+#include "coordinator/core/job_saves.h"
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "coordinator/core/coordinator.h"
+#include "coordinator/core/job_views.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -16,10 +17,6 @@ constexpr size_t kMaxNamedRanks = 8;
 // Ends that wait to be journalled. Ends beyond this are dropped.
 constexpr size_t kMaxHeardSaves = 1024;
 
-absl::Status NoSuchJob(const JobId& job) {
-  return absl::NotFoundError(absl::StrCat("no job '", job.value(), "'"));
-}
-
 absl::Status NoSuchSave(const JobId& job, int64_t number) {
   return absl::NotFoundError(
       absl::StrCat("job '", job.value(), "' has no save ", number, ", or it is no longer kept"));
@@ -27,13 +24,14 @@ absl::Status NoSuchSave(const JobId& job, int64_t number) {
 
 }  // namespace
 
-std::string Coordinator::WhySaveWaits(const JobId& id, const Job& job, const Save& save) const {
+std::string JobSaves::WhySaveWaits(const JobId& id, const Job& job, const Save& save) const {
   const Save* head = job.saves().Head();
   if (head != nullptr && head->number != save.number)
     return absl::StrCat("save ", head->number, ", which is before it");
   if (job.status.state != JobState::kRunning)
-    return absl::StrCat("the job, which is ", Name(job.status.state), ": ", StateReason(id, job));
-  const EpochRuntime* runtime = FindRuntime(id, job);
+    return absl::StrCat("the job, which is ", Name(job.status.state), ": ",
+                        StateReason(*state_, id, job));
+  const EpochRuntime* runtime = state_->FindRuntime(id, job);
   std::vector<int32_t> alone;
   for (int32_t rank = 0; rank < job.spec->config.world_size; ++rank) {
     if (runtime == nullptr || runtime->ranks.count(rank) == 0)
@@ -48,10 +46,10 @@ std::string Coordinator::WhySaveWaits(const JobId& id, const Job& job, const Sav
                       all_named ? "" : " and others");
 }
 
-SaveView Coordinator::ViewSave(const JobId& id, const Job& job, const Save& save) const {
+SaveView JobSaves::ViewSave(const JobId& id, const Job& job, const Save& save) const {
   SaveView view{save, 0, 0, ""};
   if (save.state == SaveState::kWaiting) view.waits_for = WhySaveWaits(id, job, save);
-  const EpochRuntime* runtime = FindRuntime(id, job);
+  const EpochRuntime* runtime = state_->FindRuntime(id, job);
   if (save.state != SaveState::kSaving || runtime == nullptr) return view;
   for (const auto& [rank, progress] : runtime->saving) {
     if (progress.number != save.number) continue;
@@ -61,16 +59,16 @@ SaveView Coordinator::ViewSave(const JobId& id, const Job& job, const Save& save
   return view;
 }
 
-absl::StatusOr<SaveView> Coordinator::GetSave(const JobId& job, int64_t number) const {
-  const Job* found = state_.FindJob(job);
+absl::StatusOr<SaveView> JobSaves::GetSave(const JobId& job, int64_t number) const {
+  const Job* found = state_->FindJob(job);
   if (found == nullptr) return NoSuchJob(job);
   const Save* save = found->saves().Find(number);
   if (save == nullptr) return NoSuchSave(job, number);
   return ViewSave(job, *found, *save);
 }
 
-absl::StatusOr<std::vector<SaveView>> Coordinator::ListSaves(const JobId& job) const {
-  const Job* found = state_.FindJob(job);
+absl::StatusOr<std::vector<SaveView>> JobSaves::ListSaves(const JobId& job) const {
+  const Job* found = state_->FindJob(job);
   if (found == nullptr) return NoSuchJob(job);
   std::vector<SaveView> views;
   for (const int64_t number : found->saves().pending())
@@ -81,9 +79,9 @@ absl::StatusOr<std::vector<SaveView>> Coordinator::ListSaves(const JobId& job) c
   return views;
 }
 
-void Coordinator::SendWish(const JobId& id, const std::set<WorkerId>& workers,
-                           Effects* effects) const {
-  const Job& job = *state_.FindJob(id);
+void JobSaves::SendWish(const JobId& id, const std::set<WorkerId>& workers,
+                        Effects* effects) const {
+  const Job& job = *state_->FindJob(id);
   if (job.save_log == nullptr || job.status.state != JobState::kRunning) return;
   WantSave want{id, job.creation, 0, {}, false};
   if (const Save* head = job.saves().Head(); head != nullptr) {
@@ -94,9 +92,9 @@ void Coordinator::SendWish(const JobId& id, const std::set<WorkerId>& workers,
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, want});
 }
 
-absl::StatusOr<SaveView> Coordinator::RequestSave(const RequestSaveEvent& event, absl::Time now,
-                                                  Effects* effects) {
-  const Job* job = state_.FindJob(event.job);
+absl::StatusOr<SaveView> JobSaves::RequestSave(const RequestSaveEvent& event, absl::Time now,
+                                               Effects* effects) {
+  const Job* job = state_->FindJob(event.job);
   if (job == nullptr) return NoSuchJob(event.job);
   if (const Save* known = job->saves().FindRequest(event.request_id); known != nullptr) {
     if (known->form == event.form) return ViewSave(event.job, *job, *known);
@@ -112,20 +110,20 @@ absl::StatusOr<SaveView> Coordinator::RequestSave(const RequestSaveEvent& event,
                      WhySaveWaits(event.job, *job, *job->saves().Head())));
   }
   Save save;
-  save.number = job->saves().NextNumber(state_.cluster().first_save_number);
+  save.number = job->saves().NextNumber(state_->durable().cluster().first_save_number);
   save.request_id = event.request_id;
   save.form = event.form;
   save.requested_at = now;
   save.expires_at = now + event.expires_in;
-  Put(SaveRecord{event.job, save}, effects);
+  state_->Put(SaveRecord{event.job, save}, effects);
   SendWish(event.job, WorkersOf(job->status.placements), effects);
   effects->changed_jobs.insert(event.job);
   return ViewSave(event.job, *job, save);
 }
 
-absl::StatusOr<SaveView> Coordinator::CancelSave(const JobId& id, int64_t number, absl::Time now,
-                                                 Effects* effects) {
-  const Job* job = state_.FindJob(id);
+absl::StatusOr<SaveView> JobSaves::CancelSave(const JobId& id, int64_t number, absl::Time now,
+                                              Effects* effects) {
+  const Job* job = state_->FindJob(id);
   if (job == nullptr) return NoSuchJob(id);
   const Save* found = job->saves().Find(number);
   if (found == nullptr) return NoSuchSave(id, number);
@@ -135,36 +133,36 @@ absl::StatusOr<SaveView> Coordinator::CancelSave(const JobId& id, int64_t number
             now, effects);
   } else if (save.state == SaveState::kSaving && !save.cancelled) {
     save.cancelled = true;
-    Put(SaveRecord{id, std::move(save)}, effects);
+    state_->Put(SaveRecord{id, std::move(save)}, effects);
     SendWish(id, WorkersOf(job->status.placements), effects);
     effects->changed_jobs.insert(id);
   }
   return GetSave(id, number);
 }
 
-void Coordinator::EndSave(const JobId& id, Save save, const absl::Status& outcome, absl::Time now,
-                          Effects* effects) {
-  const Job& job = *state_.FindJob(id);
+void JobSaves::EndSave(const JobId& id, Save save, const absl::Status& outcome, absl::Time now,
+                       Effects* effects) {
+  const Job& job = *state_->FindJob(id);
   const bool was_head = job.saves().Head() != nullptr && job.saves().Head()->number == save.number;
-  for (const int64_t number : job.saves().Surplus()) Put(SaveGoneRecord{id, number}, effects);
+  for (const int64_t number : job.saves().Surplus())
+    state_->Put(SaveGoneRecord{id, number}, effects);
   save.state = SaveState::kEnded;
   save.ended_at = now;
   save.ended_sequence = job.saves().NextEndedSequence();
   save.outcome = outcome;
   save.fate = outcome.ok() ? SaveFate::kKept : SaveFate::kNone;
-  Put(SaveRecord{id, save}, effects);
+  state_->Put(SaveRecord{id, save}, effects);
   if (outcome.ok()) {
     for (Save& other : job.saves().Outdated(save, {}))
-      Put(SaveRecord{id, std::move(other)}, effects);
+      state_->Put(SaveRecord{id, std::move(other)}, effects);
   }
   if (was_head) SendWish(id, WorkersOf(job.status.placements), effects);
   effects->changed_jobs.insert(id);
 }
 
-absl::Status Coordinator::ReportSave(const Sender& sender, const SaveReport& event, absl::Time now,
-                                     Effects* effects) {
-  RETURN_IF_ERROR(Hear(sender, now, effects));
-  const Job* job = state_.FindJob(event.job);
+absl::Status JobSaves::ReportSave(const Sender& sender, const SaveReport& event, absl::Time now,
+                                  Effects* effects) {
+  const Job* job = state_->FindJob(event.job);
   if (job == nullptr || job->creation != event.creation) return absl::OkStatus();
   const auto& placements = job->status.placements;
   if (event.rank.value() < 0 || event.rank.value() >= static_cast<int64_t>(placements.size()) ||
@@ -178,26 +176,31 @@ absl::Status Coordinator::ReportSave(const Sender& sender, const SaveReport& eve
   }
   if (event.epoch != job->status.epoch || job->status.state != JobState::kRunning)
     return absl::OkStatus();
-  Runtime(event.job, *job).saving[event.rank.value()] = {event.number, event.written_bytes,
-                                                         event.all_bytes};
+  state_->Runtime(event.job, *job).saving[event.rank.value()] = {event.number, event.written_bytes,
+                                                                 event.all_bytes};
   const Save* head = job->saves().Head();
   if (head == nullptr || head->number != event.number || head->state != SaveState::kWaiting)
     return absl::OkStatus();
   Save save = *head;
   save.state = *NextState(save.state, SaveEvent::kBegun);
   save.step = event.step;
-  Put(SaveRecord{event.job, std::move(save)}, effects);
+  state_->Put(SaveRecord{event.job, std::move(save)}, effects);
   effects->changed_jobs.insert(event.job);
   return absl::OkStatus();
 }
 
-void Coordinator::NoteHeardSaves(absl::Time now, Effects* effects) {
+void JobSaves::Accept() {
+  heard_saves_.erase(heard_saves_.begin(), heard_saves_.begin() + noted_saves_);
+  noted_saves_ = 0;
+}
+
+void JobSaves::NoteHeardSaves(absl::Time now, Effects* effects) {
   for (; noted_saves_ < heard_saves_.size(); ++noted_saves_)
     NoteSaveEnd(heard_saves_[noted_saves_], now, effects);
 }
 
-void Coordinator::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* effects) {
-  const Job* job = state_.FindJob(report.job);
+void JobSaves::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* effects) {
+  const Job* job = state_->FindJob(report.job);
   if (job == nullptr || job->creation != report.creation) return;
   const Save* known = job->saves().FindReported(report.epoch, report.ordinal);
   // One rank knows how the save ended; another one knew only that its epoch was over.
@@ -216,7 +219,7 @@ void Coordinator::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects*
       if (wanted->state == SaveState::kEnded && !corrects) return;
       save = *wanted;
     } else {
-      save.number = job->saves().NextNumber(state_.cluster().first_save_number);
+      save.number = job->saves().NextNumber(state_->durable().cluster().first_save_number);
       save.form = report.form;
     }
     save.step = report.step;
@@ -229,13 +232,13 @@ void Coordinator::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects*
   }
   if (report.removed.empty()) return;
   for (Save& other : job->saves().Outdated(*known, report.removed))
-    Put(SaveRecord{report.job, std::move(other)}, effects);
+    state_->Put(SaveRecord{report.job, std::move(other)}, effects);
   effects->changed_jobs.insert(report.job);
 }
 
-void Coordinator::EndSaveTry(const JobId& id, const std::string& reason, absl::Time now,
-                             Effects* effects) {
-  const Save* head = state_.FindJob(id)->saves().Head();
+void JobSaves::EndSaveTry(const JobId& id, const std::string& reason, absl::Time now,
+                          Effects* effects) {
+  const Save* head = state_->FindJob(id)->saves().Head();
   if (head == nullptr || head->state != SaveState::kSaving) return;
   Save save = *head;
   ++save.tries;
@@ -251,19 +254,19 @@ void Coordinator::EndSaveTry(const JobId& id, const std::string& reason, absl::T
     return EndSave(id, std::move(save), outcome, now, effects);
   }
   save.state = *NextState(save.state, SaveEvent::kEpochOver);
-  Put(SaveRecord{id, std::move(save)}, effects);
+  state_->Put(SaveRecord{id, std::move(save)}, effects);
 }
 
-void Coordinator::EndPendingSaves(const JobId& id, const absl::Status& outcome, absl::Time now,
-                                  Effects* effects) {
-  const std::set<int64_t> pending = state_.FindJob(id)->saves().pending();
+void JobSaves::EndPendingSaves(const JobId& id, const absl::Status& outcome, absl::Time now,
+                               Effects* effects) {
+  const std::set<int64_t> pending = state_->FindJob(id)->saves().pending();
   for (const int64_t number : pending)
-    EndSave(id, *state_.FindJob(id)->saves().Find(number), outcome, now, effects);
+    EndSave(id, *state_->FindJob(id)->saves().Find(number), outcome, now, effects);
 }
 
-void Coordinator::WithdrawExpiredSaves(absl::Time now, Effects* effects) {
+void JobSaves::WithdrawExpiredSaves(absl::Time now, Effects* effects) {
   std::vector<std::pair<JobId, int64_t>> expired;
-  for (const auto& [id, job] : state_.jobs()) {
+  for (const auto& [id, job] : state_->jobs()) {
     for (const int64_t number : job.saves().pending()) {
       const Save& save = *job.saves().Find(number);
       if (now >= save.expires_at && NextState(save.state, SaveEvent::kWithdrawn).has_value())
@@ -271,7 +274,7 @@ void Coordinator::WithdrawExpiredSaves(absl::Time now, Effects* effects) {
     }
   }
   for (const auto& [id, number] : expired) {
-    const Job& job = *state_.FindJob(id);
+    const Job& job = *state_->FindJob(id);
     Save save = *job.saves().Find(number);
     const absl::Status outcome = absl::DeadlineExceededError(
         absl::StrCat("no step took it in time; it waited for ", WhySaveWaits(id, job, save)));

@@ -1,12 +1,12 @@
-// The epoch protocol of coordinator.h: opens or begins at most one epoch of a job per event.
-#include <map>
+#include "coordinator/core/epoch_protocol.h"
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "coordinator/core/coordinator.h"
+#include "coordinator/core/job_views.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -25,27 +25,27 @@ bool NeedsNoLess(const JobSpec& a, const JobSpec& b) {
 
 }  // namespace
 
-void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
+void EpochProtocol::AdvanceAll(absl::Time now, Effects* effects) {
   std::vector<JobId> ids;
-  for (const auto& [id, job] : state_.jobs()) ids.push_back(id);
+  for (const auto& [id, job] : state_->jobs()) ids.push_back(id);
   // With many jobs, most are new and wait for devices. Skip a job that needs more devices than are
   // free, and one that needs no less than a job for which there was no place.
-  int64_t max_free = state_.MaxFreeDevices();
+  int64_t max_free = state_->durable().MaxFreeDevices();
   std::map<std::pair<int32_t, int32_t>, const JobSpec*> in_vain;
   for (const JobId& id : ids) {
-    const Job& job = *state_.FindJob(id);
+    const Job& job = *state_->FindJob(id);
     const JobConfig& config = job.spec->config;
     const std::pair<int32_t, int32_t> needs(config.world_size, config.shard_group_size);
     const bool is_new = job.status.state == JobState::kWaiting && !job.status.bound &&
-                        job.status.placements.empty() && avoided_.count(id) == 0 &&
-                        !IsBehind(id, job);
+                        job.status.placements.empty() && state_->avoided.count(id) == 0 &&
+                        !state_->IsBehind(id, job);
     const auto other = in_vain.find(needs);
     const bool is_in_vain = other != in_vain.end() && NeedsNoLess(*job.spec, *other->second);
     if (is_new && (config.world_size > max_free || is_in_vain)) continue;
     const size_t num_changes = effects->records.size();
     Advance(id, now, effects);
     if (effects->records.size() != num_changes) {
-      max_free = state_.MaxFreeDevices();
+      max_free = state_->durable().MaxFreeDevices();
       in_vain.clear();
     } else if (is_new) {
       in_vain[needs] = job.spec.get();
@@ -53,10 +53,10 @@ void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
   }
 }
 
-void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
-  const Job& job = *state_.FindJob(id);
-  if (IsOver(job.status.state) || IsBehind(id, job) || take_over_until_.has_value()) return;
-  if (job.status.bound && Placer().MemoryIsGone(id, job)) {
+void EpochProtocol::Advance(const JobId& id, absl::Time now, Effects* effects) {
+  const Job& job = *state_->FindJob(id);
+  if (IsOver(job.status.state) || state_->IsBehind(id, job) || state_->takes_over()) return;
+  if (job.status.bound && state_->Placer().MemoryIsGone(id, job)) {
     FlushStep(id, effects);
     if (job.committed_step > Step(0)) {
       const bool all = WorkersOf(job.status.placements).size() == 1;
@@ -68,17 +68,18 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
     }
   }
   if (job.status.state == JobState::kWaiting) {
-    if (Placer().Place(id, job)) {
-      OpenEpoch(id,
-                !job.status.bound ? "there are enough devices"
-                : Placer().LiveWorkers(id, job).size() == WorkersOf(job.status.placements).size()
-                    ? "its workers are back"
-                    : "another worker takes over a replica",
-                now, effects);
+    if (state_->Placer().Place(id, job)) {
+      OpenEpoch(
+          id,
+          !job.status.bound ? "there are enough devices"
+          : state_->Placer().LiveWorkers(id, job).size() == WorkersOf(job.status.placements).size()
+              ? "its workers are back"
+              : "another worker takes over a replica",
+          now, effects);
     }
     return;
   }
-  const EpochRuntime* runtime = FindRuntime(id, job);
+  const EpochRuntime* runtime = state_->FindRuntime(id, job);
   const bool failed = runtime != nullptr && runtime->failure.has_value();
   const bool all_prepared = runtime != nullptr && runtime->gather.complete();
   // A job that could not even be prepared would fail again at once. So it is the next epoch that is
@@ -88,8 +89,9 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
     OpenEpoch(id, runtime->failure->reason, now, effects);
     return;
   }
-  std::string broken = state_.WhyPlacementBroken(job.status);
-  if (broken.empty() && job.status.bound && Placer().MemoryIsGone(id, job)) broken = kPartIsGone;
+  std::string broken = state_->durable().WhyPlacementBroken(job.status);
+  if (broken.empty() && job.status.bound && state_->Placer().MemoryIsGone(id, job))
+    broken = kPartIsGone;
   if (!broken.empty()) {
     OpenEpoch(id, broken, now, effects);
     return;
@@ -101,17 +103,17 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   if (PacerOf(id).MayStart(now)) BeginEpoch(id, effects);
 }
 
-void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Time now,
-                            Effects* effects) {
+void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, absl::Time now,
+                              Effects* effects) {
   // First, because the ledger of this epoch is not found once the epoch has changed.
   FlushStep(id, effects);
-  const Job job = *state_.FindJob(id);  // A copy: the records below change the job.
+  const Job job = *state_->FindJob(id);  // A copy: the records below change the job.
   EpochFailure failure;
-  if (const EpochRuntime* runtime = FindRuntime(id, job); runtime && runtime->failure) {
+  if (const EpochRuntime* runtime = state_->FindRuntime(id, job); runtime && runtime->failure) {
     failure = *runtime->failure;
     PacerOf(id).Failed(job.committed_step > job.status.resume_step, now);
   }
-  auto placements = Placer().Place(id, job);
+  auto placements = state_->Placer().Place(id, job);
   const auto state =
       NextState(job.status.state, placements ? JobEvent::kPlaced : JobEvent::kUnplaceable);
   TESSERA_CHECK(state.has_value());
@@ -119,8 +121,8 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
   next.state = *state;
   next.epoch = Epoch(job.status.epoch.value() + 1);
   next.resume_step = job.committed_step;
-  next.bound = job.status.bound && !Placer().MemoryIsGone(id, job);
-  if (next.bound) next.unconfirmed = Placer().UnconfirmedWorkers(id, job);
+  next.bound = job.status.bound && !state_->Placer().MemoryIsGone(id, job);
+  if (next.bound) next.unconfirmed = state_->Placer().UnconfirmedWorkers(id, job);
   next.placements = job.status.placements;
   if (placements.has_value()) {
     for (size_t rank = 0; rank < placements->size(); ++rank) {
@@ -136,37 +138,38 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
     it = workers.count(*it) > 0 ? std::next(it) : next.unconfirmed.erase(it);
   next.reason = reason;
   next.failure_code = failure.code;
-  Put(JobStatusRecord{id, std::move(next)}, effects);
-  Put(EpochOverRecord{id}, effects);
-  EndSaveTry(id, reason, now, effects);
+  state_->Put(JobStatusRecord{id, std::move(next)}, effects);
+  state_->Put(EpochOverRecord{id}, effects);
+  saves_->EndSaveTry(id, reason, now, effects);
   SendEpochOpened(id, job.status.placements, failure, effects);
 }
 
-void Coordinator::SendEpochOpened(const JobId& id, const std::vector<RankPlacement>& previous,
-                                  const EpochFailure& failure, Effects* effects) const {
-  const Job& job = *state_.FindJob(id);
+void EpochProtocol::SendEpochOpened(const JobId& id, const std::vector<RankPlacement>& previous,
+                                    const EpochFailure& failure, Effects* effects) const {
+  const Job& job = *state_->FindJob(id);
   const std::set<WorkerId> workers = WorkersOf(job.status.placements);
   for (const WorkerId& worker : WorkersOf(previous)) {
     if (failure.mismatch.has_value()) effects->commands.push_back({worker, *failure.mismatch});
     if (workers.count(worker) == 0)
       effects->commands.push_back({worker, DropJob{id, job.creation}});
   }
-  const JobView view = View(id, job);
+  const JobView view = ViewJob(*state_, id, job);
   std::set<WorkerId> told;
   for (const RankPlacement& placement : job.status.placements) {
     // The ranks of a waiting job may be placed on workers that are gone.
-    if (!state_.members().IsLive(placement.worker, placement.incarnation)) continue;
+    if (!state_->members().IsLive(placement.worker, placement.incarnation)) continue;
     if (!told.insert(placement.worker).second) continue;
     effects->commands.push_back(
-        {placement.worker, PrepareEpoch{view, job.status.reason, !job.status.bound,
-                                        state_.deleted().Newest(id), job.status.failure_code}});
+        {placement.worker,
+         PrepareEpoch{view, job.status.reason, !job.status.bound,
+                      state_->durable().deleted().Newest(id), job.status.failure_code}});
   }
   effects->changed_jobs.insert(id);
 }
 
-void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
-  const Job& job = *state_.FindJob(id);
-  EpochRuntime& runtime = Runtime(id, job);
+void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
+  const Job& job = *state_->FindJob(id);
+  EpochRuntime& runtime = state_->Runtime(id, job);
   JobStatus next = job.status;
   const auto state = NextState(next.state, JobEvent::kAllPrepared);
   TESSERA_CHECK(state.has_value());
@@ -181,11 +184,11 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
       begun.phase = *NextPhase(begun.phase, HandOverStep::kCancel);
       begun.reason = absl::StrCat("step ", next.resume_step.value(), " is decided");
     }
-    Put(HandOverRecord{id, std::move(begun)}, effects);
+    state_->Put(HandOverRecord{id, std::move(begun)}, effects);
   }
   const std::set<WorkerId> workers = WorkersOf(next.placements);
   const std::set<WorkerId> empty =
-      job.status.bound ? Placer().EmptyWorkers(id, job) : std::set<WorkerId>();
+      job.status.bound ? state_->Placer().EmptyWorkers(id, job) : std::set<WorkerId>();
   next.unconfirmed = empty;
   for (size_t rank = 0; rank < next.placements.size(); ++rank) {
     if (empty.count(next.placements[rank].worker) > 0)
@@ -203,108 +206,87 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
                          next.decision,
                          job.IsFrozen(),
                          next.rebuilt_ranks};
-  Put(JobStepRecord{id, next.resume_step}, effects);
-  Put(JobStatusRecord{id, std::move(next)}, effects);
+  state_->Put(JobStepRecord{id, next.resume_step}, effects);
+  state_->Put(JobStatusRecord{id, std::move(next)}, effects);
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});
-  SendWish(id, workers, effects);
+  saves_->SendWish(id, workers, effects);
   effects->changed_jobs.insert(id);
 }
 
-void Coordinator::GiveUp(const JobId& id, const std::string& reason, absl::Time now,
-                         Effects* effects) {
-  const Job& job = *state_.FindJob(id);
+void EpochProtocol::GiveUp(const JobId& id, const std::string& reason, absl::Time now,
+                           Effects* effects) {
+  const Job& job = *state_->FindJob(id);
   JobStatus next = job.status;
   const auto state = NextState(next.state, JobEvent::kShardsLost);
   TESSERA_CHECK(state.has_value());
   next.state = *state;
-  const std::string broken = state_.WhyPlacementBroken(next);
+  const std::string broken = state_->durable().WhyPlacementBroken(next);
   next.reason = absl::StrCat(reason, broken.empty() ? "" : absl::StrCat(" (", broken, ")"),
                              ": delete the job, and create it again from its last saved model");
   for (const WorkerId& worker : WorkersOf(next.placements)) {
     effects->commands.push_back({worker, DropJob{id, job.creation}});
   }
-  EndPendingSaves(
+  saves_->EndPendingSaves(
       id,
       absl::FailedPreconditionError(absl::StrCat("job '", id.value(), "' is lost: ", next.reason)),
       now, effects);
-  Put(JobStatusRecord{id, std::move(next)}, effects);
-  Put(EpochOverRecord{id}, effects);
+  state_->Put(JobStatusRecord{id, std::move(next)}, effects);
+  state_->Put(EpochOverRecord{id}, effects);
   effects->changed_jobs.insert(id);
 }
 
-void Coordinator::FlushStep(const JobId& id, Effects* effects) {
-  const Job& job = *state_.FindJob(id);
-  const EpochRuntime* runtime = FindRuntime(id, job);
+void EpochProtocol::FlushSteps(Effects* effects) {
+  for (const auto& [id, runtime] : state_->runtimes()) {
+    if (state_->FindJob(id) != nullptr) FlushStep(id, effects);
+  }
+}
+
+void EpochProtocol::FlushStep(const JobId& id, Effects* effects) {
+  const Job& job = *state_->FindJob(id);
+  const EpochRuntime* runtime = state_->FindRuntime(id, job);
   if (runtime == nullptr || runtime->ledger.committed_step() <= job.committed_step) return;
-  Put(JobStepRecord{id, runtime->ledger.committed_step()}, effects);
+  state_->Put(JobStepRecord{id, runtime->ledger.committed_step()}, effects);
   effects->changed_jobs.insert(id);
 }
 
-RestartPacer& Coordinator::PacerOf(const JobId& id) {
-  return pacers_.try_emplace(id, options_.restart_delay).first->second;
+void EpochProtocol::ForgetDeletedJobs() {
+  for (auto it = pacers_.begin(); it != pacers_.end();) {
+    it = state_->FindJob(it->first) == nullptr ? pacers_.erase(it) : std::next(it);
+  }
 }
 
-void Coordinator::FailEpoch(const JobId& id, EpochFailure failure, absl::Time now,
-                            Effects* effects) {
-  EpochRuntime& runtime = Runtime(id, *state_.FindJob(id));
+RestartPacer& EpochProtocol::PacerOf(const JobId& id) {
+  return pacers_.try_emplace(id, state_->options.restart_delay).first->second;
+}
+
+void EpochProtocol::FailEpoch(const JobId& id, EpochFailure failure, absl::Time now,
+                              Effects* effects) {
+  EpochRuntime& runtime = state_->Runtime(id, *state_->FindJob(id));
   if (!runtime.failure.has_value()) runtime.failure = std::move(failure);
   Advance(id, now, effects);
 }
 
-void Coordinator::CheckPreparing(absl::Time now) {
-  for (const auto& [id, job] : state_.jobs()) {
+void EpochProtocol::CheckPreparing(absl::Time now) {
+  for (const auto& [id, job] : state_->jobs()) {
     if (job.status.state != JobState::kStarting) continue;
-    EpochRuntime& runtime = Runtime(id, job);
+    EpochRuntime& runtime = state_->Runtime(id, job);
     if (!runtime.preparing_since.has_value()) runtime.preparing_since = now;
     if (runtime.gather.complete() || runtime.failure.has_value() ||
-        now - *runtime.preparing_since < options_.prepare_timeout) {
+        now - *runtime.preparing_since < state_->options.prepare_timeout) {
       continue;
     }
     std::string reason;
     for (const WorkerId& worker : runtime.gather.missing()) {
-      if (const Member* member = state_.members().Find(worker)) {
-        avoided_[id].Add(worker, member->incarnation, now + 10 * options_.prepare_timeout);
+      if (const Member* member = state_->members().Find(worker)) {
+        state_->avoided[id].Add(worker, member->incarnation,
+                                now + 10 * state_->options.prepare_timeout);
       }
       absl::StrAppend(&reason, reason.empty() ? "" : ", ", "worker '", worker.value(), "'");
     }
     absl::StrAppend(&reason, " did not prepare epoch ", job.status.epoch.value(), " within ",
-                    absl::FormatDuration(options_.prepare_timeout));
+                    absl::FormatDuration(state_->options.prepare_timeout));
     runtime.failure = EpochFailure{std::move(reason), std::nullopt};
   }
-}
-
-void Coordinator::ForgetLostMembers(Effects* effects) {
-  for (WorkerId& worker : state_.ForgettableMembers()) {
-    away_.erase(worker);
-    Put(MemberGoneRecord{std::move(worker)}, effects);
-  }
-}
-
-void Coordinator::Tick(absl::Time now, Effects* effects) {
-  const absl::Duration pause = liveness_.Observe(now);
-  if (take_over_until_.has_value()) *take_over_until_ += pause;
-  if (take_over_until_.has_value() && now >= *take_over_until_) take_over_until_.reset();
-  for (const WorkerId& worker : liveness_.Silent(now)) {
-    const Member* member = state_.members().Find(worker);
-    if (member == nullptr) {
-      liveness_.Forget(worker);
-    } else if (!member->lost) {
-      Member lost = *member;
-      lost.lost = true;
-      orphans_.Forget(worker);
-      Put(MemberRecord{worker, std::move(lost)}, effects);
-    }
-  }
-  for (const auto& [id, runtime] : runtimes_) {
-    if (state_.FindJob(id) != nullptr) FlushStep(id, effects);
-  }
-  for (auto& [id, avoided] : avoided_) avoided.Expire(state_.members(), now);
-  NoteHeardSaves(now, effects);  // First, so that a save that has ended does not expire.
-  WithdrawExpiredSaves(now, effects);
-  CheckPreparing(now);  // Only marks the failures on which AdvanceAll acts.
-  AdvanceHandOvers(now, effects);
-  AdvanceAll(now, effects);
-  ForgetLostMembers(effects);
 }
 
 }  // namespace tessera::coordinator

@@ -1,0 +1,86 @@
+#include "coordinator/core/coordinator_state.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+#include <variant>
+
+#include "base/status_macros.h"
+
+namespace tessera::coordinator {
+
+CoordinatorState::CoordinatorState(const CoordinatorOptions& options)
+    : options(options), orphans(options.max_jobs), durable_(options.request_capacity) {}
+
+absl::Status CoordinatorState::Replay(const std::vector<StateRecord>& records) {
+  for (const StateRecord& record : records) durable_.Apply(record);
+  RETURN_IF_ERROR(durable_.CheckConsistent());
+  // After all other records, because only the orders of each job's last epoch count.
+  for (const StateRecord& record : records) {
+    const auto* order = std::get_if<OrderRecord>(&record);
+    const Job* job = order == nullptr ? nullptr : FindJob(order->job);
+    if (job == nullptr || job->status.epoch != order->epoch) continue;
+    Runtime(order->job, *job).order.Restore(order->position, order->entry);
+  }
+  for (auto& [id, runtime] : runtimes_) runtime.order.FinishRestore();
+  return absl::OkStatus();
+}
+
+void CoordinatorState::Put(StateRecord record, Effects* effects) {
+  undos_.push_back(durable_.UndoOf(record));  // Before Apply: it keeps what the record replaces.
+  durable_.Apply(record);
+  effects->records.push_back(std::move(record));
+}
+
+void CoordinatorState::OnRollback(std::function<void()> undo) {
+  undos_.push_back([undo = std::move(undo)](DurableState*) { undo(); });
+}
+
+bool CoordinatorState::Accept() {
+  if (undos_.empty()) return false;
+  undos_.clear();
+  for (const JobId& job : replaced_) unreadable_.erase(job);
+  replaced_.clear();
+  for (auto it = runtimes_.begin(); it != runtimes_.end();) {
+    it = FindJob(it->first) == nullptr ? runtimes_.erase(it) : std::next(it);
+  }
+  for (auto it = avoided.begin(); it != avoided.end();) {
+    it = FindJob(it->first) == nullptr ? avoided.erase(it) : std::next(it);
+  }
+  return true;
+}
+
+void CoordinatorState::Rollback() {
+  replaced_.clear();
+  for (; !undos_.empty(); undos_.pop_back()) undos_.back()(&durable_);
+}
+
+const EpochRuntime* CoordinatorState::FindRuntime(const JobId& id, const Job& job) const {
+  auto it = runtimes_.find(id);
+  return it == runtimes_.end() || it->second.epoch != job.status.epoch ? nullptr : &it->second;
+}
+
+EpochRuntime& CoordinatorState::Runtime(const JobId& id, const Job& job) {
+  if (FindRuntime(id, job) == nullptr) {
+    EpochRuntime runtime(job.status.epoch, job.status.placements, job.spec, job.committed_step);
+    EpochRuntime& last = runtimes_[id];
+    if (last.epoch < runtime.epoch) runtime.last_seen = std::move(last.last_seen);
+    last = std::move(runtime);
+  }
+  return runtimes_[id];
+}
+
+bool CoordinatorState::IsBehind(const JobId& id, const Job& job) const {
+  const Orphans::Holders* holders = orphans.Find({id, job.creation});
+  return holders != nullptr &&
+         std::any_of(holders->begin(), holders->end(), [&](const auto& holder) {
+           return holder.second.IsAheadOf(job.status.epoch, job.HasBegun());
+         });
+}
+
+void CoordinatorState::EndTakeOver(absl::Time now, absl::Duration pause) {
+  if (take_over_until_.has_value()) *take_over_until_ += pause;
+  if (take_over_until_.has_value() && now >= *take_over_until_) take_over_until_.reset();
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,186 @@
+#include "coordinator/core/job_requests.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/core/job_spec.h"
+#include "coordinator/core/job_views.h"
+
+namespace tessera::coordinator {
+namespace {
+
+// Errors: PermissionDenied  the sender of the event does not own the job
+template <typename Event>
+absl::Status CheckOwner(const Event& event, const std::string& owner) {
+  if (event.by_operator || event.owner == owner) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("job '", event.job.value(), "' is not of '", event.owner, "': its owner is ",
+                   owner.empty() ? "not known" : absl::StrCat("'", owner, "'")));
+}
+
+}  // namespace
+
+absl::StatusOr<const Request*> JobRequests::FindReplay(const std::string& request_id,
+                                                       RequestKind kind, const JobId& job) const {
+  const Request* request = state_->durable().requests().Find(request_id);
+  if (request == nullptr || (request->kind == kind && request->job == job)) return request;
+  return absl::AlreadyExistsError(
+      absl::StrCat("request id '", request_id, "' was used to ",
+                   request->kind == RequestKind::kCreateJob ? "create" : "delete", " job '",
+                   request->job.value(), "'"));
+}
+
+int64_t JobRequests::NextSequence(absl::Time now) const {
+  return state_->durable().requests().NextSequence(absl::ToUnixNanos(now));
+}
+
+void JobRequests::RememberRequest(const std::string& request_id, Request request,
+                                  Effects* effects) {
+  for (std::string& old : state_->durable().requests().Surplus()) {
+    state_->Put(RequestGoneRecord{std::move(old)}, effects);
+  }
+  state_->Put(RequestRecord{request_id, std::move(request)}, effects);
+}
+
+absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl::Time now,
+                                               Effects* effects) {
+  ASSIGN_OR_RETURN(const Request* replay,
+                   FindReplay(event.request_id, RequestKind::kCreateJob, event.job));
+  const Job* job = state_->FindJob(event.job);
+  if (job != nullptr) {
+    RETURN_IF_ERROR(CheckOwner(event, job->owner));
+    RETURN_IF_ERROR(Annotate(CompareJobSpecs(*job->spec, *event.spec),
+                             absl::StrCat("job '", event.job.value(), "' exists")));
+    JobView view = ViewJob(*state_, event.job, *job);
+    if (replay != nullptr) {
+      view.status = replay->reply;
+      view.committed_step = Step();
+      view.ranks.clear();
+    }
+    return view;
+  }
+  RETURN_IF_ERROR(CheckKnown(event.job));
+  if (state_->takes_over()) {
+    return absl::UnavailableError(
+        "the journal is new, or an older copy: the coordinator first takes over what the workers "
+        "of its cluster hold");
+  }
+  if (replay != nullptr) {
+    return absl::NotFoundError(absl::StrCat("job '", event.job.value(),
+                                            "' was created by this request and deleted since"));
+  }
+  RETURN_IF_ERROR(owner_limits_.Create(state_->options, state_->jobs(), event, now));
+  if (!event.by_operator)  // Operators' jobs are not counted.
+    state_->OnRollback([this] { owner_limits_.TakeBackCreate(); });
+  JobStatus status;
+  status.reason = "the job was created";
+  // Later than any deleted generation of this id, even if the clock has gone back.
+  const int64_t sequence =
+      std::max(NextSequence(now), state_->durable().deleted().Newest(event.job).value() + 1);
+  state_->Put(
+      JobSpecRecord{event.job, event.spec, Creation(sequence), event.owner, event.attach_key},
+      effects);
+  state_->Put(JobStatusRecord{event.job, status}, effects);
+  epochs_->Advance(event.job, now, effects);
+  JobView view = ViewJob(*state_, event.job, *state_->FindJob(event.job));
+  RememberRequest(event.request_id, {RequestKind::kCreateJob, event.job, view.status, sequence},
+                  effects);
+  effects->changed_jobs.insert(event.job);
+  return view;
+}
+
+absl::Status JobRequests::DeleteJob(const DeleteJobEvent& event, absl::Time now, Effects* effects) {
+  ASSIGN_OR_RETURN(const Request* replay,
+                   FindReplay(event.request_id, RequestKind::kDeleteJob, event.job));
+  if (replay != nullptr) return absl::OkStatus();
+  const Job* job = state_->FindJob(event.job);
+  if (job == nullptr) {
+    if (const std::optional<JobView> orphan = orphans_->ViewOrphan(event.job))
+      RETURN_IF_ERROR(CheckOwner(event, orphan->owner));
+    return DeleteOrphan(event, now, effects);
+  }
+  RETURN_IF_ERROR(CheckOwner(event, job->owner));
+  JobStatus last = job->status;
+  last.state = *NextState(last.state, JobEvent::kDeleted);
+  const std::set<WorkerId> workers = WorkersOf(last.placements);
+  last.placements.clear();
+  const DropJob drop{event.job, job->creation};  // Before the record that deletes `job`.
+  state_->Put(JobGoneRecord{event.job}, effects);
+  RememberDeleted(event.job, drop.creation, effects);
+  RememberRequest(event.request_id,
+                  {RequestKind::kDeleteJob, event.job, std::move(last), NextSequence(now)},
+                  effects);
+  // A disconnected worker learns of it when its heartbeat lists the job.
+  for (const WorkerId& worker : workers) effects->commands.push_back({worker, drop});
+  effects->changed_jobs.insert(event.job);
+  members_->ForgetLostMembers(effects);
+  epochs_->AdvanceAll(now, effects);  // Others may get its devices.
+  return absl::OkStatus();
+}
+
+absl::Status JobRequests::CheckKnown(const JobId& id) const {
+  const std::optional<JobView> orphan = orphans_->ViewOrphan(id);
+  if (!orphan.has_value()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      "job '", id.value(), "': ", orphan->status.reason,
+      ": wait until it continues, or delete it together with what its workers hold of it"));
+}
+
+void JobRequests::RememberDeleted(const JobId& job, Creation creation, Effects* effects) {
+  // This record also covers older generations. If a worker holds one that nobody deleted, skip it.
+  const Creation deleted = state_->durable().deleted().Newest(job);
+  for (const auto& [key, holders] : state_->orphans.all()) {
+    if (key.first == job && key.second < creation && deleted < key.second) return;
+  }
+  for (const JobId& old : state_->durable().deleted().Surplus())
+    state_->Put(DeletedJobGoneRecord{old}, effects);
+  state_->Put(DeletedJobRecord{job, creation}, effects);
+}
+
+absl::Status JobRequests::DeleteOrphan(const DeleteJobEvent& event, absl::Time now,
+                                       Effects* effects) {
+  const std::optional<JobView> orphan = orphans_->ViewOrphan(event.job);
+  if (!orphan.has_value()) return NoSuchJob(event.job);
+  if (const Orphans::Holders* holders = state_->orphans.Find({event.job, orphan->creation})) {
+    for (const auto& [worker, holder] : *holders)
+      effects->commands.push_back({worker, DropJob{event.job, orphan->creation}});
+    RememberDeleted(event.job, orphan->creation, effects);
+  }
+  state_->Put(JobGoneRecord{event.job}, effects);
+  JobStatus last = orphan->status;
+  last.state = JobState::kDeleted;
+  last.placements.clear();
+  RememberRequest(event.request_id,
+                  {RequestKind::kDeleteJob, event.job, std::move(last), NextSequence(now)},
+                  effects);
+  state_->ReplaceUnreadable(event.job);
+  effects->changed_jobs.insert(event.job);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<JobView> JobRequests::GetJob(const JobId& job) const {
+  const Job* found = state_->FindJob(job);
+  if (found != nullptr) return ViewJob(*state_, job, *found);
+  if (std::optional<JobView> orphan = orphans_->ViewOrphan(job)) return *std::move(orphan);
+  return NoSuchJob(job);
+}
+
+std::vector<JobView> JobRequests::ListJobs(const JobId& after, size_t max_jobs) const {
+  std::set<JobId> ids;
+  for (const auto& [key, holders] : state_->orphans.all()) ids.insert(key.first);
+  for (const auto& [id, reason] : state_->unreadable()) ids.insert(id);
+  ids.erase(ids.begin(), ids.upper_bound(after));
+  auto job = state_->jobs().upper_bound(after);
+  for (size_t i = 0; i < max_jobs && job != state_->jobs().end(); ++i, ++job)
+    ids.insert(job->first);
+  std::vector<JobView> views;
+  for (const JobId& id : ids) {
+    if (views.size() == max_jobs) break;
+    if (absl::StatusOr<JobView> view = GetJob(id); view.ok()) views.push_back(*std::move(view));
+  }
+  return views;
+}
+
+}  // namespace tessera::coordinator

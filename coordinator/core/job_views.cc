@@ -1,0 +1,49 @@
+#include "coordinator/core/job_views.h"
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tessera::coordinator {
+
+std::string StateReason(const CoordinatorState& state, const JobId& id, const Job& job) {
+  if (state.IsBehind(id, job)) {
+    return absl::StrCat("the journal has an older epoch of it than its workers: ",
+                        Orphans::DescribeHolders(*state.orphans.Find({id, job.creation})));
+  }
+  if (job.status.state == JobState::kWaiting) {
+    return absl::StrCat(job.status.reason, "; ", state.Placer().WhyWaiting(id, job));
+  }
+  if (job.status.state == JobState::kRunning && job.IsFrozen())
+    return DescribeHandOver(*job.hand_over);
+  if (job.status.state != JobState::kStarting) return job.status.reason;
+  const EpochRuntime* runtime = state.FindRuntime(id, job);
+  if (runtime != nullptr && runtime->failure.has_value()) {
+    return absl::StrCat(runtime->failure->reason, "; will be tried again");
+  }
+  const std::set<WorkerId> missing =
+      runtime != nullptr ? runtime->gather.missing() : WorkersOf(job.status.placements);
+  return absl::StrCat(
+      job.status.reason, "; preparing epoch ", job.status.epoch.value(), ", not yet prepared: ",
+      missing.empty() ? std::string("none")
+                      : absl::StrJoin(missing, ", ", [](std::string* out, const WorkerId& worker) {
+                          absl::StrAppend(out, "'", worker.value(), "'");
+                        }));
+}
+
+JobView ViewJob(const CoordinatorState& state, const JobId& id, const Job& job) {
+  JobView view{id, job.creation,  job.spec,  job.status,     job.committed_step,
+               {}, job.hand_over, job.owner, job.attach_key, job.spec_bytes};
+  view.status.reason = StateReason(state, id, job);
+  // From an earlier epoch, for ranks that have not reported in this one.
+  if (const auto runtime = state.runtimes().find(id); runtime != state.runtimes().end())
+    view.ranks = runtime->second.last_seen;
+  return view;
+}
+
+absl::Status NoSuchJob(const JobId& job) {
+  return absl::NotFoundError(absl::StrCat("no job '", job.value(), "'"));
+}
+
+}  // namespace tessera::coordinator

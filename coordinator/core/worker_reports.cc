@@ -1,0 +1,236 @@
+#include "coordinator/core/worker_reports.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/core/job_views.h"
+
+namespace tessera::coordinator {
+namespace {
+
+bool HasRankOn(const Job& job, const WorkerId& worker) {
+  if (IsOver(job.status.state)) return false;
+  return std::any_of(job.status.placements.begin(), job.status.placements.end(),
+                     [&](const RankPlacement& p) { return p.worker == worker; });
+}
+
+// Whether a worker without a rank of the job holds steps of it that this state never had.
+bool HasUnknownSteps(const Job& job, const WorkerId& worker, const JobProgress& progress) {
+  if (IsOver(job.status.state) || HasRankOn(job, worker)) return false;
+  return std::any_of(progress.ranks.begin(), progress.ranks.end(), [&](const auto& rank) {
+    return rank.second.step.value() > job.committed_step.value() + 1;
+  });
+}
+
+constexpr Rank kWholeWorker(-1);
+
+// A rank that is on the worker, or -1.
+Rank FirstRankOn(const Job& job, const WorkerId& worker) {
+  for (size_t rank = 0; rank < job.status.placements.size(); ++rank) {
+    if (job.status.placements[rank].worker == worker) return Rank(rank);
+  }
+  return kWholeWorker;
+}
+
+}  // namespace
+
+void WorkerReports::ResendOnConnect(const Sender& sender, Effects* effects) const {
+  for (const auto& [id, job] : state_->jobs()) {
+    const auto& placements = job.status.placements;
+    const bool placed_on_sender =
+        std::any_of(placements.begin(), placements.end(), [&](const RankPlacement& p) {
+          return p.worker == sender.worker && p.incarnation == sender.incarnation;
+        });
+    if (placed_on_sender && !IsOver(job.status.state)) ResendJob(sender, id, job, effects);
+  }
+}
+
+void WorkerReports::ResendJob(const Sender& sender, const JobId& id, const Job& job,
+                              Effects* effects) const {
+  if (job.status.state == JobState::kRunning) {
+    effects->commands.push_back(
+        {sender.worker, StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step,
+                                   job.status.rank_addresses, job.status.decision, job.IsFrozen(),
+                                   job.status.rebuilt_ranks}});
+    saves_->SendWish(id, {sender.worker}, effects);
+    return;
+  }
+  const EpochRuntime* runtime = state_->FindRuntime(id, job);
+  if (runtime != nullptr && runtime->gather.HasAnswered(sender.worker)) return;
+  if (effects->changed_jobs.count(id) > 0) return;  // Opening the epoch has sent the command.
+  effects->commands.push_back(
+      {sender.worker,
+       PrepareEpoch{ViewJob(*state_, id, job), job.status.reason, !job.status.bound,
+                    state_->durable().deleted().Newest(id), job.status.failure_code}});
+}
+
+absl::Status WorkerReports::Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs,
+                                      absl::Time now, Effects* effects) {
+  std::set<Orphans::Key> unknown;
+  for (const JobProgress& progress : jobs) {
+    const Job* known = state_->FindJob(progress.job);
+    const bool is_known = known != nullptr && known->creation == progress.creation;
+    const bool was_deleted =
+        !is_known && progress.creation <= state_->durable().deleted().Newest(progress.job);
+    const bool is_ahead =
+        is_known && (Orphans::Holder(progress).IsAheadOf(known->status.epoch, known->HasBegun()) ||
+                     state_->IsBehind(progress.job, *known) ||
+                     HasUnknownSteps(*known, sender.worker, progress));
+    // What the journal does not know may be the only copy of a job, so it is never dropped here.
+    if (!was_deleted && (!is_known || is_ahead)) {
+      unknown.insert({progress.job, progress.creation});
+      orphans_->HearOfHeldJob(sender, progress, now, effects);
+      continue;
+    }
+    if (was_deleted || !HasRankOn(*known, sender.worker)) {
+      effects->commands.push_back({sender.worker, DropJob{progress.job, progress.creation}});
+      continue;
+    }
+    for (const auto& [rank, status] : progress.ranks) {
+      ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, progress.job, progress.creation,
+                                                  progress.epoch, Rank(rank)));
+      if (job == nullptr) break;
+      EpochRuntime& runtime = state_->Runtime(progress.job, *job);
+      runtime.ranks[rank] = runtime.last_seen[rank] = status;
+      if (job->status.state != JobState::kRunning) continue;
+      ApplyVerdict(progress.job,
+                   runtime.order.Progress(Rank(rank), {status.step, status.sequence, status.pass}),
+                   now, effects);
+    }
+  }
+  state_->orphans.Listed(sender.worker, unknown);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const Job*> WorkerReports::CurrentJob(const Sender& sender, const JobId& id,
+                                                     Creation creation, Epoch epoch,
+                                                     Rank rank) const {
+  const Job* job = state_->FindJob(id);
+  if (job == nullptr || job->creation != creation || job->status.epoch != epoch) return nullptr;
+  if (!HasEpoch(job->status.state)) return nullptr;
+  const auto& placements = job->status.placements;
+  if (rank.value() < 0 || rank.value() >= static_cast<int64_t>(placements.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("job '", id.value(), "' has no rank ",
+                                                   rank.value(), "; its world size is ",
+                                                   placements.size()));
+  }
+  if (placements[rank.value()].worker != sender.worker) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "job '", id.value(), "', epoch ", epoch.value(), ": rank ", rank.value(), " is on worker '",
+        placements[rank.value()].worker.value(), "', not on '", sender.worker.value(), "'"));
+  }
+  return job;
+}
+
+absl::Status WorkerReports::Announce(const Sender& sender, const OrderAnnouncement& event,
+                                     absl::Time now, Effects* effects) {
+  ASSIGN_OR_RETURN(const Job* job,
+                   CurrentJob(sender, event.job, event.creation, event.epoch, event.rank));
+  if (job == nullptr || job->status.state != JobState::kRunning) return absl::OkStatus();
+  const int64_t num_units = job->spec->model.units.size();
+  if (event.entry.unit.value() < -1 || event.entry.unit.value() >= num_units) {
+    return absl::InvalidArgumentError(absl::StrCat("job '", event.job.value(), "' has no unit ",
+                                                   event.entry.unit.value(), "; it has ",
+                                                   num_units));
+  }
+  if (event.position.sequence < 0 || event.position.sequence >= kMaxSequence) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "job '", event.job.value(), "', rank ", event.rank.value(), ": position ",
+        event.position.sequence, " is not within the ", kMaxSequence, " operations of a step"));
+  }
+  EpochRuntime& runtime = state_->Runtime(event.job, *job);
+  ApplyVerdict(event.job, runtime.order.Announce(event.rank, event.position, event.entry), now,
+               effects);
+  return absl::OkStatus();
+}
+
+void WorkerReports::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, absl::Time now,
+                                 Effects* effects) {
+  const Job& job = *state_->FindJob(id);
+  for (const Rank rank : verdict.released) {
+    const WorkerId& worker = job.status.placements[rank.value()].worker;
+    effects->commands.push_back(
+        {worker, OrderRelease{id, job.creation, job.status.epoch, rank, verdict.position}});
+  }
+  if (verdict.recorded.has_value()) {
+    effects->order_records.push_back({id, job.status.epoch, verdict.position, *verdict.recorded});
+  }
+  if (verdict.mismatch.has_value()) {
+    OrderMismatch mismatch{id, job.creation, job.status.epoch, verdict.position, *verdict.mismatch};
+    epochs_->FailEpoch(id, {*verdict.mismatch, std::move(mismatch)}, now, effects);
+  }
+}
+
+absl::Status WorkerReports::ReportStep(const Sender& sender, const StepReport& event,
+                                       absl::Time now, Effects* effects) {
+  ASSIGN_OR_RETURN(const Job* job,
+                   CurrentJob(sender, event.job, event.creation, event.epoch, event.rank));
+  if (job == nullptr || job->status.state != JobState::kRunning) return absl::OkStatus();
+  EpochRuntime& runtime = state_->Runtime(event.job, *job);
+  std::vector<uint64_t> hashes = event.earlier_order_hashes;
+  hashes.push_back(event.order_hash);
+  const int64_t last = event.step.value(), count = hashes.size();
+  for (int64_t i = 0; i < count; ++i) {
+    const Step step(last - count + 1 + i);
+    OrderVerdict verdict = runtime.order.Finished(event.rank, step);
+    const auto differs = runtime.ledger.Report(event.rank, step, hashes[i]);
+    if (differs.has_value() && !verdict.mismatch.has_value()) {
+      verdict.position = {step, 0};
+      verdict.mismatch =
+          absl::StrCat("ranks ", differs->first.value(), " and ", differs->second.value(),
+                       " issued different operations in step ", step.value(),
+                       ": the hashes of their execution orders differ");
+    }
+    const bool ends_the_epoch = verdict.mismatch.has_value();
+    ApplyVerdict(event.job, verdict, now, effects);
+    if (ends_the_epoch) break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WorkerReports::ReportFailure(const Sender& sender, const RankFailure& event,
+                                          absl::Time now, Effects* effects) {
+  Rank rank = event.rank;
+  if (const Job* job = state_->FindJob(event.job); job != nullptr && rank == kWholeWorker) {
+    rank = FirstRankOn(*job, sender.worker);
+  }
+  ASSIGN_OR_RETURN(const Job* job,
+                   CurrentJob(sender, event.job, event.creation, event.epoch, rank));
+  if (job == nullptr) return absl::OkStatus();
+  const bool may_go_elsewhere =
+      !job->status.bound || job->status.unconfirmed.count(sender.worker) > 0;
+  if (event.rank == kWholeWorker && may_go_elsewhere)
+    state_->avoided[event.job].Add(sender.worker, sender.incarnation,
+                                   now + state_->options.refusal_pause);
+  const std::string who =
+      event.rank == kWholeWorker ? "" : absl::StrCat("rank ", rank.value(), " on ");
+  epochs_->FailEpoch(
+      event.job,
+      {absl::StrCat(who, "worker '", sender.worker.value(), "' failed: ", event.reason),
+       std::nullopt, event.code},
+      now, effects);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerReports::ReportPrepared(const Sender& sender, const EpochPrepared& event,
+                                           absl::Time now, Effects* effects) {
+  const Job* job = state_->FindJob(event.job);
+  if (job == nullptr || job->creation != event.creation) return absl::OkStatus();
+  const auto avoided = state_->avoided.find(event.job);
+  // The job may use a worker again that it avoided, once the worker answers.
+  const bool answers_again =
+      avoided != state_->avoided.end() && avoided->second.Remove(sender.worker);
+  if (job->status.epoch == event.epoch) {
+    EpochPrepared answer = event;
+    // Before the job's first epoch there is nothing to hold.
+    answer.holds_nothing &= job->status.bound && job->status.state != JobState::kRunning;
+    state_->Runtime(event.job, *job).gather.Add(sender.worker, answer);
+  }
+  if (answers_again || job->status.state == JobState::kStarting)
+    epochs_->Advance(event.job, now, effects);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::coordinator
