@@ -415,6 +415,17 @@ TEST_F(CoordinatorTest, RollbackLeavesTheStateAndATickTriesAgain) {
   EXPECT_EQ(Count<PrepareEpoch>(), 2);
 }
 
+TEST_F(CoordinatorTest, ChangeThatWaitsForTheJournalIsRolledBackAfterAMove) {
+  Effects refused;
+  ASSERT_OK(core_.CreateJob({"r1", kJob, Spec(1)}, now_, &refused));
+  Coordinator moved = std::move(core_);
+  moved.Rollback();
+  EXPECT_THAT(moved.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound, HasSubstr("no job")));
+  core_ = std::move(moved);
+  ASSERT_OK(Create("r1", 1));
+  EXPECT_EQ(Job().status.state, JobState::kWaiting);
+}
+
 TEST_F(CoordinatorTest, NothingIsReleasedWhileAMismatchWaitsForTheJournal) {
   StartTwoRanks();
   OrderAnnouncement event{kJob, creation_, Epoch(1), Rank(0), {Step(1), 0}, {"unshard", UnitId(0)}};
