@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/steady_time.h"
@@ -82,7 +83,8 @@ std::shared_ptr<CallLimits::TurnsOfClient> CallLimits::TurnsOf(const std::string
   absl::MutexLock lock(&mu_);
   std::weak_ptr<TurnsOfClient>& place = turns_[{client, what}];
   std::shared_ptr<TurnsOfClient> turns = place.lock();
-  if (turns == nullptr) place = turns = std::make_shared<TurnsOfClient>();
+  if (turns == nullptr)
+    place = turns = std::make_shared<TurnsOfClient>(what == Of::kReading ? kReadsAtOnce : 1);
   return turns;
 }
 
@@ -117,36 +119,51 @@ absl::StatusOr<CallLimits::Turn> CallLimits::TakeTurn(const std::string& client,
   return turn;
 }
 
-CallLimits::Turn CallLimits::TurnRequest::MakeTurn(const std::shared_ptr<TurnsOfClient>& turns) {
-  return Turn(turns.get(), [turns](void*) { GiveBack(turns); });
+void CallLimits::LetMoreIn(absl::Time now) {
+  std::vector<std::shared_ptr<TurnsOfClient>> all;
+  {
+    absl::MutexLock lock(&mu_);
+    for (auto it = turns_.begin(); it != turns_.end();) {
+      std::shared_ptr<TurnsOfClient> turns = it->second.lock();
+      if (turns == nullptr) {
+        it = turns_.erase(it);
+        continue;
+      }
+      all.push_back(std::move(turns));
+      ++it;
+    }
+  }
+  for (const std::shared_ptr<TurnsOfClient>& turns : all) TurnRequest::Give(turns, now);
 }
 
-void CallLimits::TurnRequest::GiveBack(const std::shared_ptr<TurnsOfClient>& turns) {
-  std::function<void(Turn)> next;
+void CallLimits::TurnRequest::Give(const std::shared_ptr<TurnsOfClient>& turns, absl::Time now) {
+  std::function<void(Turn)> on_turn;
   {
     absl::MutexLock lock(&turns->mu);
-    if (turns->waiting.empty()) {
-      --turns->num_taken;
-      return;
-    }
-    next = std::move(turns->waiting.front()->on_turn_);
+    const bool may_have_one = turns->num_taken == 0 || (turns->num_taken < turns->max_taken &&
+                                                        now - turns->newest_at >= kBetweenReads);
+    if (turns->waiting.empty() || !may_have_one) return;
+    on_turn = std::move(turns->waiting.front()->on_turn_);
     turns->waiting.pop_front();
+    ++turns->num_taken;
+    turns->newest_at = now;
   }
-  next(MakeTurn(turns));
+  on_turn(Turn(turns.get(), [turns](void*) {
+    {
+      absl::MutexLock lock(&turns->mu);
+      --turns->num_taken;
+    }
+    Give(turns, SteadyNow());
+  }));
 }
 
 void CallLimits::TurnRequest::Ask() {
-  std::function<void(Turn)> on_turn;
+  const std::shared_ptr<TurnsOfClient> turns = turns_;  // This may be gone once it has its turn.
   {
-    absl::MutexLock lock(&turns_->mu);
-    if (turns_->num_taken == max_taken_) {
-      turns_->waiting.push_back(this);
-      return;
-    }
-    ++turns_->num_taken;
-    on_turn = std::move(on_turn_);
+    absl::MutexLock lock(&turns->mu);
+    turns->waiting.push_back(this);
   }
-  on_turn(MakeTurn(turns_));
+  Give(turns, SteadyNow());
 }
 
 bool CallLimits::TurnRequest::Withdraw() {

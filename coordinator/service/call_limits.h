@@ -6,8 +6,9 @@
 // So one alone gets half of them, the next one half of the rest; and a client without a place gets one.
 // What waiting calls hold of their requests is shared likewise.
 //
-// And of each client eight requests at a time are read, one long one is dealt with, and one long
-// reply is sent; others wait.
+// And of each client one request at a time is read, one long one is dealt with, and one long reply
+// is sent; others wait. Where a request takes long, one more is read every 100 ms, up to eight: one
+// that the network loses must not keep the client's other ranks waiting.
 // Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_CALL_LIMITS_H_
 #define TESSERA_COORDINATOR_SERVICE_CALL_LIMITS_H_
@@ -36,8 +37,8 @@ enum class CallKind { kShort, kWaiting, kOfWorker };
 class CallLimits {
  public:
   static constexpr int kAlways = 4;
-  // Of one client: a request that the network loses must not keep its other ranks waiting.
   static constexpr int kReadsAtOnce = 8;
+  static constexpr absl::Duration kBetweenReads = absl::Milliseconds(100);
   static constexpr int64_t kMaxHeldBytes = int64_t{64} << 20;
 
   // `max_calls`: places of each kind.
@@ -80,6 +81,8 @@ class CallLimits {
   //                       Cancelled    `cancelled` became true
   absl::StatusOr<Turn> TakeTurn(const std::string& client, Of what, absl::Time deadline,
                                 absl::FunctionRef<bool()> cancelled);
+  // Gives turns to those who may have them because of the time that has passed. Call it often.
+  void LetMoreIn(absl::Time now);
   // Unavailable: what a client is told that has waited too long.
   static absl::Status HasNoTurn(const std::string& client, Of what);
 
@@ -90,8 +93,12 @@ class CallLimits {
     int64_t held_bytes = 0;
   };
   struct TurnsOfClient {
+    explicit TurnsOfClient(int most) : max_taken(most) {}
+
+    const int max_taken;
     absl::Mutex mu;
     int num_taken ABSL_GUARDED_BY(mu) = 0;
+    absl::Time newest_at ABSL_GUARDED_BY(mu);  // When one was given.
     std::list<TurnRequest*> waiting ABSL_GUARDED_BY(mu);
   };
 
@@ -113,20 +120,19 @@ class CallLimits::TurnRequest {
   // `on_turn` is called once, by whichever thread has a turn to give, with no lock held.
   TurnRequest(CallLimits* limits, const std::string& client, Of what,
               std::function<void(Turn)> on_turn)
-      : turns_(limits->TurnsOf(client, what)),
-        max_taken_(what == Of::kReading ? kReadsAtOnce : 1),
-        on_turn_(std::move(on_turn)) {}
+      : turns_(limits->TurnsOf(client, what)), on_turn_(std::move(on_turn)) {}
 
   void Ask();  // Once.
   // False: there is nothing to withdraw, since it was not asked for, or `on_turn` is called.
   bool Withdraw();
 
  private:
-  static Turn MakeTurn(const std::shared_ptr<TurnsOfClient>& turns);
-  static void GiveBack(const std::shared_ptr<TurnsOfClient>& turns);
+  friend class CallLimits;
+
+  // To the one who has waited longest, if somebody does and may have it now.
+  static void Give(const std::shared_ptr<TurnsOfClient>& turns, absl::Time now);
 
   const std::shared_ptr<TurnsOfClient> turns_;
-  const int max_taken_;
   std::function<void(Turn)> on_turn_;
 };
 

@@ -52,7 +52,8 @@ Gate::Gate(CoordinatorHost* host, AccessRules rules, CallerIdentities identities
       watch_(std::make_unique<CallWatch>(
           [max_bytes = limits.max_memory_bytes, trimmed_at = absl::InfinitePast()]() mutable {
             return HasTooMuchMemory(max_bytes, &trimmed_at);
-          })),
+          },
+          [calls = calls_.get()] { calls->LetMoreIn(SteadyNow()); })),
       lines_(std::make_unique<LineLimit>()) {}
 
 absl::Status Gate::Note(const std::string& who, const Call& call,
