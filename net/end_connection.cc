@@ -45,6 +45,7 @@ bool EndConnection(absl::string_view peer) {
   int number = -1;
   if (absl::ConsumePrefix(&peer, "fd:"))
     return absl::SimpleAtoi(peer, &number) && shutdown(number, SHUT_RDWR) == 0;
+  if (peer.empty()) return false;
   const std::unique_ptr<DIR, int (*)(DIR*)> descriptors(opendir("/proc/self/fd"), closedir);
   if (descriptors == nullptr) return false;
   while (const dirent* entry = readdir(descriptors.get())) {
