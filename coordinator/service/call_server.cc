@@ -4,17 +4,20 @@
 
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "net/end_connection.h"
 
 namespace tessera::coordinator {
 namespace {
 
-// Calls that gRPC may hand over before one of them has been looked at.
-constexpr int kAwaitedCalls = 32;
+// Calls that gRPC may hand over before one of them has been looked at. So many that none waits in
+// gRPC: what waits for our threads keeps them from reading more.
+constexpr int kAwaitedCalls = 1024;
 
 }  // namespace
 
 void CallServer::AddTo(grpc::ServerBuilder* builder) {
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kToldMaxOfConnection);
   builder->RegisterAsyncGenericService(&generic_);
   queue_ = builder->AddCompletionQueue();
 }
@@ -48,9 +51,11 @@ void CallServer::Stop() {
 }
 
 void CallServer::AwaitCall() {
-  absl::MutexLock lock(&mu_);
-  if (is_stopped_) return;
-  ++num_calls_;
+  {
+    absl::MutexLock lock(&mu_);
+    if (is_stopped_) return;
+    ++num_calls_;
+  }
   ServedCall::Await(this);
 }
 
@@ -64,18 +69,38 @@ const Method* CallServer::Find(const std::string& path) const {
   return it == methods_.end() ? nullptr : &it->second;
 }
 
+bool CallServer::NoteArrived(const std::string& peer) {
+  {
+    absl::MutexLock lock(&peers_mu_);
+    const int count = ++calls_of_peers_[peer];
+    if (count <= kMaxOfConnection) return true;
+    if (count > kMaxOfConnection + 1) return false;  // It has been ended, and these came before.
+  }
+  EndConnection(peer);
+  return false;
+}
+
+void CallServer::NoteLeft(const std::string& peer) {
+  absl::MutexLock lock(&peers_mu_);
+  const auto count = calls_of_peers_.find(peer);
+  if (--count->second == 0) calls_of_peers_.erase(count);
+}
+
 void CallServer::NoteEnding(ServedCall* call) {
   ServedCall* oldest = nullptr;
   {
     absl::MutexLock lock(&ending_mu_);
+    call->ending_since_ = SteadyNow();
     call->place_in_ending_ = ending_.insert(ending_.end(), call);
-    if (ending_.size() <= kMaxEnding) return;
     oldest = ending_.front();
+    // Most are on their way, and only wait for their events to be looked at.
+    if (ending_.size() <= kMaxEnding || SteadyNow() - oldest->ending_since_ < kMaxEndingTime)
+      return;
     oldest->Ref();  // While there is the call, its connection's descriptor is no other's.
     oldest->place_in_ending_.reset();
     ending_.pop_front();
   }
-  EndConnection(oldest->context_.peer());
+  EndConnection(oldest->peer_);
   oldest->Unref();
 }
 

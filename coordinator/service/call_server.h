@@ -3,9 +3,10 @@
 // call that waits or streams and has been let in. serve.h has how methods are added.
 //
 // gRPC reads nothing of a call before we ask for it, and holds no thread for one: so a client that
-// sends slowly, does not read its socket, or is refused, costs some kilobytes a call. Of calls whose
-// status their client has not taken there are kMaxEnding; where there is one more, the connection of
-// the one that has been there longest is ended. A client that reads its socket has none for long.
+// sends slowly, does not read its socket, or is refused, costs some kilobytes a call. A connection
+// with more than kMaxOfConnection calls is ended: gRPC tells its clients of a limit, and does not
+// keep to it where they say nothing. Where there are more than kMaxEnding calls whose status is
+// being sent, the connection of one that has taken longer than kMaxEndingTime for it is ended.
 //
 // Thread-safe once it serves.
 #ifndef TESSERA_COORDINATOR_SERVICE_CALL_SERVER_H_
@@ -25,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "coordinator/service/call_limits.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/handler_pool.h"
@@ -53,11 +55,13 @@ struct Method {
 
 class CallServer {
  public:
-  // More than there are processors: so a client whose bytes take time to decrypt does not keep the
-  // events of others waiting for longer than the kernel lets a thread run.
-  static constexpr size_t kEventThreads = 32;
+  static constexpr size_t kEventThreads = 8;
   static constexpr size_t kShortThreads = 64;
   static constexpr size_t kMaxEnding = 1024;
+  static constexpr absl::Duration kMaxEndingTime = absl::Seconds(2);
+  // Of which gRPC's clients know; more may be on their way to their end.
+  static constexpr int kToldMaxOfConnection = 64;
+  static constexpr int kMaxOfConnection = 4 * kToldMaxOfConnection;
 
   // `gate` outlives this.
   explicit CallServer(const Gate* gate) : gate_(gate) {}
@@ -77,6 +81,9 @@ class CallServer {
   void AwaitCall();
   void NoteGone();  // A call that was awaited, whether or not it came.
   const Method* Find(const std::string& path) const;
+  // A call of this connection has come, or gone. False: there are too many, and it has been ended.
+  bool NoteArrived(const std::string& peer);
+  void NoteLeft(const std::string& peer);
   // Its status is being sent, and no more is known of it than that.
   void NoteEnding(ServedCall* call);
   void NoteEnded(ServedCall* call);
@@ -88,6 +95,8 @@ class CallServer {
   absl::Mutex mu_;
   bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
   int num_calls_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Mutex peers_mu_;
+  std::map<std::string, int> calls_of_peers_ ABSL_GUARDED_BY(peers_mu_);
   absl::Mutex ending_mu_;
   std::list<ServedCall*> ending_ ABSL_GUARDED_BY(ending_mu_);  // The oldest first.
   std::vector<std::thread> threads_;                           // That wait for events.

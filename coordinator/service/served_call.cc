@@ -31,6 +31,7 @@ void ServedCall::Await(CallServer* server) {
 void ServedCall::Unref() {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   CallServer* const server = server_;
+  if (!peer_.empty()) server->NoteLeft(peer_);
   delete this;
   server->NoteGone();
 }
@@ -62,6 +63,10 @@ void ServedCall::OnEvent(void* tag, bool ok) {
 void ServedCall::OnArrived() {
   Ref();  // Of the event kDone, which comes to each call that has arrived.
   server_->AwaitCall();
+  peer_ = context_.peer();
+  const bool is_gone = peer_ == "unknown";  // Its connection has ended meanwhile.
+  if (!server_->NoteArrived(peer_) || is_gone)
+    return Finish(absl::UnavailableError("the connection has too many calls"));
   method_ = server_->Find(context_.method());
   if (method_ == nullptr || method_->run == nullptr) return SendFixed();
   const Gate& gate = *server_->gate_;
@@ -245,13 +250,12 @@ void ServedCall::OnWritten(bool ok) {
 }
 
 // The client may make another call as soon as it sees the status: so the place is given back first.
+// A status goes out unless the client reads nothing at all, and then keepalive ends its connection.
 void ServedCall::Finish(const absl::Status& status) {
   long_turn_ = nullptr;
   turn_ = nullptr;
   place_.reset();
   server_->NoteEnding(this);
-  span_.emplace(server_->gate_->watch(), &context_, SteadyNow() + server_->gate_->times().reply,
-                LateReply(), /*may_be_large=*/false);
   Ref();
   stream_.Finish(ToGrpcStatus(status), TagOf(Event::kFinished));
 }

@@ -116,6 +116,7 @@ class ServedCall {
   // One step has these after the other.
   const Method* method_ = nullptr;
   Phase phase_ = Phase::kReading;
+  std::string peer_;
   std::string identity_;
   std::optional<CallLimits::Place> place_;
   CallLimits::Turn turn_;       // To read; of a short call: until it has been dealt with.
@@ -136,6 +137,7 @@ class ServedCall {
   bool can_write_ ABSL_GUARDED_BY(mu_) = true;
 
   // The server's.
+  absl::Time ending_since_;
   std::optional<std::list<ServedCall*>::iterator> place_in_ending_;
 };
 

@@ -169,9 +169,6 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(options.request_timeout)));
-  // Of one connection. Our programs have few, and gRPC's clients wait with more. One that speaks
-  // HTTP/2 by itself need not keep to it, nor answer that it knows of it.
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 64);
   // No client of ours compresses, and a little that is compressed can be very much.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   // AddHealth's in place of gRPC's own, which other servers of this process may have.

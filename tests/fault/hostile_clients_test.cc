@@ -77,21 +77,20 @@ TEST_F(HostileClientsTest, TrainingGoesOnBesideThemAndTheCoordinatorStaysSmall) 
   EXPECT_THAT(coordinator_->Log(), HasSubstr("what more is refused to him"));
 }
 
-TEST_F(HostileClientsTest, ThoseThatReadNothingHoldNoThreadsAndLoseTheirConnections) {
-  constexpr int kClients = 64;
+TEST_F(HostileClientsTest, ThoseThatReadNothingHoldNoThreads) {
+  constexpr int kClients = 100;
   Start({absl::StrCat("--max-memory-bytes=", kKeepsFreedMemory ? 0 : 512 << 20)});
   if (IsSkipped() || HasFatalFailure()) return;
   const int threads_before = coordinator_->NumThreads();
   std::array<int, kNumHostilities> clients = {};
   clients[static_cast<size_t>(Hostility::kReadsNothing)] = kClients;
-  clients[static_cast<size_t>(Hostility::kCallsOn)] = kClients;
   ASSERT_OK(coordinator_->Beset(clients));
   int max_threads = 0;
-  // Nobody but the coordinator ends one of these before its time.
-  while (coordinator_->hostile().NumCalls(Hostility::kCallsOn) < 2 * kClients) {
+  for (int step = 0; step < 100; ++step) {
     ASSERT_OK(coordinator_->Train());
     max_threads = std::max(max_threads, coordinator_->NumThreads());
   }
+  // Where each call had a thread, these were thousands.
   EXPECT_LE(max_threads, threads_before + 40);
   if (!kKeepsFreedMemory) {
     EXPECT_LE(coordinator_->PeakResidentBytes(), int64_t{512} << 20);

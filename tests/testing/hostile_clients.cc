@@ -67,8 +67,6 @@ std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, absl::string_vie
   frame[2] = static_cast<char>(payload.size());
   frame[3] = static_cast<char>(type);
   frame[4] = static_cast<char>(flags);
-  frame[5] = static_cast<char>(stream >> 24);
-  frame[6] = static_cast<char>(stream >> 16);
   frame[7] = static_cast<char>(stream >> 8);
   frame[8] = static_cast<char>(stream);
   return absl::StrCat(frame, payload);
@@ -126,10 +124,8 @@ class CallByHand {
     }
   }
 
-  // Reads nothing. Sends what `more` gives, until that is nothing.
-  void SendAlone(const std::function<std::string()>& more, const std::function<bool()>& is_over) {
-    std::string sent = more();
-    absl::string_view bytes = sent;
+  // Reads nothing.
+  void SendAlone(absl::string_view bytes, const std::function<bool()>& is_over) {
     while (!is_over()) {
       pollfd waits_for = {fd_, static_cast<int16_t>(bytes.empty() ? 0 : POLLOUT), 0};
       poll(&waits_for, 1, 50);
@@ -138,9 +134,6 @@ class CallByHand {
       const ssize_t count = send(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
       if (count < 0 && errno != EAGAIN) return;
       if (count > 0) bytes.remove_prefix(count);
-      if (!bytes.empty()) continue;
-      sent = more();
-      bytes = sent;
     }
   }
 
@@ -297,7 +290,7 @@ absl::Status HostileClients::Create(const std::shared_ptr<grpc::Channel>& channe
 
 void HostileClients::Run(Hostility kind, int number) {
   const bool by_hand = kind == Hostility::kSlowRequest || kind == Hostility::kEndless ||
-                       kind == Hostility::kReadsNothing || kind == Hostility::kCallsOn;
+                       kind == Hostility::kReadsNothing;
   if (by_hand && options_.unix_socket.empty()) return;
   auto channel = Connect();
   while (!stopped_ && channel.ok()) {
@@ -374,14 +367,9 @@ void HostileClients::SendByHand(Hostility kind) const {
   } else if (kind == Hostility::kEndless) {
     call.Run(get_job(0xffffffff), part, is_over);
   } else {
-    uint32_t number = 0;
-    const auto calls = [&] {
-      std::string more = number == 0 ? Preface() : "";
-      if (number > 0 && kind == Hostility::kReadsNothing) return more;
-      for (int i = 0; i < 250; ++i, ++number)
-        more += BeginCall(2 * number + 1, "/tessera.v1.Membership/ListWorkers", 0, /*is_all=*/true);
-      return more;
-    };
+    std::string calls = Preface();
+    for (uint32_t i = 0; i < 250; ++i)
+      calls += BeginCall(2 * i + 1, "/tessera.v1.Membership/ListWorkers", 0, /*is_all=*/true);
     call.SendAlone(calls, is_over);
   }
 }

@@ -10,10 +10,9 @@
 //   kTakesNothing  asks for a job with a model of 16 MiB, and does not read it
 //   kReadsNothing  asks for the workers 250 times at once, and reads nothing from its socket
 //   kCreates       creates jobs with such models, and deletes one where there are too many
-//   kCallsOn       asks for the workers again and again, and reads nothing from its socket
 //
-// Those that a gRPC client cannot be, kSlowRequest, kEndless, kReadsNothing and kCallsOn, speak
-// HTTP/2 by hand, over the coordinator's Unix socket; the others come with a certificate. Thread-safe.
+// Those that a gRPC client cannot be, kSlowRequest, kEndless and kReadsNothing, speak HTTP/2 by
+// hand, over the coordinator's Unix socket; the others come with a certificate. Thread-safe.
 #ifndef TESSERA_TESTS_TESTING_HOSTILE_CLIENTS_H_
 #define TESSERA_TESTS_TESTING_HOSTILE_CLIENTS_H_
 
@@ -47,9 +46,8 @@ enum class Hostility {
   kTakesNothing,
   kReadsNothing,
   kCreates,
-  kCallsOn,
 };
-constexpr size_t kNumHostilities = 10;
+constexpr size_t kNumHostilities = 9;
 
 class HostileClients {
  public:
