@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/steady_time.h"
@@ -78,35 +79,99 @@ absl::Status CallLimits::HoldLocked(const std::string& client, int64_t bytes) {
   return absl::OkStatus();
 }
 
+std::shared_ptr<CallLimits::TurnsOfClient> CallLimits::TurnsOf(const std::string& client, Of what) {
+  absl::MutexLock lock(&mu_);
+  std::weak_ptr<TurnsOfClient>& place = turns_[{client, what}];
+  std::shared_ptr<TurnsOfClient> turns = place.lock();
+  if (turns == nullptr)
+    place = turns = std::make_shared<TurnsOfClient>(what == Of::kReading ? kReadsAtOnce : 1);
+  return turns;
+}
+
+absl::Status CallLimits::HasNoTurn(const std::string& client, Of what) {
+  const bool reads = what == Of::kReading;
+  const absl::string_view does = reads                   ? "send requests all the time"
+                                 : what == Of::kReplying ? "takes a long reply all the time"
+                                                         : "has sent a long request all the time";
+  return absl::UnavailableError(absl::StrCat(reads ? "other calls of '" : "another call of '",
+                                             client, "' ", does, ", and of each client ",
+                                             reads ? kReadsAtOnce : 1, reads ? " do" : " does",
+                                             " at a time: end some, or call again later"));
+}
+
 absl::StatusOr<CallLimits::Turn> CallLimits::TakeTurn(const std::string& client, Of what,
                                                       absl::Time deadline,
                                                       absl::FunctionRef<bool()> cancelled) {
-  std::shared_ptr<TurnOfClient> turn;
+  Turn turn;
+  SteadyNotification has_turn;
+  TurnRequest request(this, client, what, [&](Turn given) {
+    turn = std::move(given);
+    has_turn.Notify();
+  });
+  request.Ask();
+  while (!has_turn.WaitWithTimeout(std::min(deadline - SteadyNow(), kCancelPoll))) {
+    const bool is_gone = cancelled();
+    if (!is_gone && SteadyNow() < deadline) continue;
+    // Where it cannot be withdrawn any more, it comes.
+    if (request.Withdraw())
+      return is_gone ? absl::CancelledError("the caller is gone") : HasNoTurn(client, what);
+  }
+  return turn;
+}
+
+void CallLimits::LetMoreIn(absl::Time now) {
+  std::vector<std::shared_ptr<TurnsOfClient>> all;
   {
     absl::MutexLock lock(&mu_);
-    std::weak_ptr<TurnOfClient>& place = turns_[{client, what}];
-    turn = place.lock();
-    if (turn == nullptr) place = turn = std::make_shared<TurnOfClient>();
+    for (auto it = turns_.begin(); it != turns_.end();) {
+      std::shared_ptr<TurnsOfClient> turns = it->second.lock();
+      if (turns == nullptr) {
+        it = turns_.erase(it);
+        continue;
+      }
+      all.push_back(std::move(turns));
+      ++it;
+    }
   }
-  absl::MutexLock lock(&turn->mu);
-  const int most = what == Of::kReading ? kReadsAtOnce : 1;
-  const auto is_free = [&turn, most]()
-                           ABSL_SHARED_LOCKS_REQUIRED(turn->mu) { return turn->num_taken < most; };
-  while (!AwaitWithDeadline(&turn->mu, absl::Condition(&is_free),
-                            std::min(deadline, SteadyNow() + kCancelPoll))) {
-    if (cancelled()) return absl::CancelledError("the caller is gone");
-    if (SteadyNow() < deadline) continue;
-    return absl::UnavailableError(absl::StrCat(
-        what == Of::kReading ? "other calls of '" : "another call of '", client, "' ",
-        what == Of::kReading ? "send requests all the time" : "takes a long reply all the time",
-        ", and of each client ", most, what == Of::kReading ? " do" : " does",
-        " at a time: end some, or call again later"));
+  for (const std::shared_ptr<TurnsOfClient>& turns : all) TurnRequest::Give(turns, now);
+}
+
+void CallLimits::TurnRequest::Give(const std::shared_ptr<TurnsOfClient>& turns, absl::Time now) {
+  std::function<void(Turn)> on_turn;
+  {
+    absl::MutexLock lock(&turns->mu);
+    const bool may_have_one = turns->num_taken == 0 || (turns->num_taken < turns->max_taken &&
+                                                        now - turns->newest_at >= kBetweenReads);
+    if (turns->waiting.empty() || !may_have_one) return;
+    on_turn = std::move(turns->waiting.front()->on_turn_);
+    turns->waiting.pop_front();
+    ++turns->num_taken;
+    turns->newest_at = now;
   }
-  ++turn->num_taken;
-  return Turn(turn.get(), [turn](void*) {
-    absl::MutexLock give_back(&turn->mu);
-    --turn->num_taken;
-  });
+  on_turn(Turn(turns.get(), [turns](void*) {
+    {
+      absl::MutexLock lock(&turns->mu);
+      --turns->num_taken;
+    }
+    Give(turns, SteadyNow());
+  }));
+}
+
+void CallLimits::TurnRequest::Ask() {
+  const std::shared_ptr<TurnsOfClient> turns = turns_;  // This may be gone once it has its turn.
+  {
+    absl::MutexLock lock(&turns->mu);
+    turns->waiting.push_back(this);
+  }
+  Give(turns, SteadyNow());
+}
+
+bool CallLimits::TurnRequest::Withdraw() {
+  absl::MutexLock lock(&turns_->mu);
+  const auto place = std::find(turns_->waiting.begin(), turns_->waiting.end(), this);
+  if (place == turns_->waiting.end()) return false;
+  turns_->waiting.erase(place);
+  return true;
 }
 
 }  // namespace tessera::coordinator

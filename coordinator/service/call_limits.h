@@ -6,13 +6,17 @@
 // So one alone gets half of them, the next one half of the rest; and a client without a place gets one.
 // What waiting calls hold of their requests is shared likewise.
 //
-// And of each client eight requests at a time are read, and one long reply is sent; others wait.
+// And of each client one request at a time is read, one long one is dealt with, and one long reply
+// is sent; others wait. Where a request takes long, one more is read every 100 ms, up to eight: one
+// that the network loses must not keep the client's other ranks waiting.
 // Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_CALL_LIMITS_H_
 #define TESSERA_COORDINATOR_SERVICE_CALL_LIMITS_H_
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -33,8 +37,8 @@ enum class CallKind { kShort, kWaiting, kOfWorker };
 class CallLimits {
  public:
   static constexpr int kAlways = 4;
-  // Of one client: a request that the network loses must not keep its other ranks waiting.
   static constexpr int kReadsAtOnce = 8;
+  static constexpr absl::Duration kBetweenReads = absl::Milliseconds(100);
   static constexpr int64_t kMaxHeldBytes = int64_t{64} << 20;
 
   // `max_calls`: places of each kind.
@@ -68,13 +72,19 @@ class CallLimits {
   // Errors: ResourceExhausted  names the client, and how many calls it has
   absl::StatusOr<Place> Enter(const std::string& client, CallKind kind);
 
-  enum class Of { kReading, kReplying };
+  // kHandling: a long request is dealt with.
+  enum class Of { kReading, kHandling, kReplying };
   // Held by who may read, or reply, for its client; null: nobody holds it. Give it back soon.
   using Turn = std::shared_ptr<void>;
-  // Waits for it. Errors: ResourceExhausted  another of the client's has it until the deadline;
-  //                       Cancelled  `cancelled` became true
+  class TurnRequest;
+  // Waits for it. Errors: Unavailable  others of the client's have it until the deadline
+  //                       Cancelled    `cancelled` became true
   absl::StatusOr<Turn> TakeTurn(const std::string& client, Of what, absl::Time deadline,
                                 absl::FunctionRef<bool()> cancelled);
+  // Gives turns to those who may have them because of the time that has passed. Call it often.
+  void LetMoreIn(absl::Time now);
+  // Unavailable: what a client is told that has waited too long.
+  static absl::Status HasNoTurn(const std::string& client, Of what);
 
  private:
   static constexpr int kNumKinds = 3;
@@ -82,11 +92,17 @@ class CallLimits {
     std::array<int, kNumKinds> calls = {};
     int64_t held_bytes = 0;
   };
-  // Who waits for one looks at no other client's.
-  struct TurnOfClient {
+  struct TurnsOfClient {
+    explicit TurnsOfClient(int most) : max_taken(most) {}
+
+    const int max_taken;
     absl::Mutex mu;
     int num_taken ABSL_GUARDED_BY(mu) = 0;
+    absl::Time newest_at ABSL_GUARDED_BY(mu);  // When one was given.
+    std::list<TurnRequest*> waiting ABSL_GUARDED_BY(mu);
   };
+
+  std::shared_ptr<TurnsOfClient> TurnsOf(const std::string& client, Of what);
 
   absl::Status HoldLocked(const std::string& client, int64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -95,7 +111,29 @@ class CallLimits {
   absl::Mutex mu_;
   Taken all_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, Taken> clients_ ABSL_GUARDED_BY(mu_);  // Of those with calls.
-  std::map<std::pair<std::string, Of>, std::weak_ptr<TurnOfClient>> turns_ ABSL_GUARDED_BY(mu_);
+  std::map<std::pair<std::string, Of>, std::weak_ptr<TurnsOfClient>> turns_ ABSL_GUARDED_BY(mu_);
+};
+
+// For a turn, which is given to those who ask in the order in which they do.
+class CallLimits::TurnRequest {
+ public:
+  // `on_turn` is called once, by whichever thread has a turn to give, with no lock held.
+  TurnRequest(CallLimits* limits, const std::string& client, Of what,
+              std::function<void(Turn)> on_turn)
+      : turns_(limits->TurnsOf(client, what)), on_turn_(std::move(on_turn)) {}
+
+  void Ask();  // Once.
+  // False: there is nothing to withdraw, since it was not asked for, or `on_turn` is called.
+  bool Withdraw();
+
+ private:
+  friend class CallLimits;
+
+  // To the one who has waited longest, if somebody does and may have it now.
+  static void Give(const std::shared_ptr<TurnsOfClient>& turns, absl::Time now);
+
+  const std::shared_ptr<TurnsOfClient> turns_;
+  std::function<void(Turn)> on_turn_;
 };
 
 }  // namespace tessera::coordinator

@@ -1,5 +1,7 @@
 #include "coordinator/service/call_limits.h"
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -16,6 +18,7 @@ namespace tessera::coordinator {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Place = CallLimits::Place;
 constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
@@ -94,11 +97,7 @@ TEST(CallLimitsTest, FewRequestsOfAClientAreReadAtATime) {
   const auto take = [&](const std::string& client, absl::Time deadline) {
     return limits.TakeTurn(client, CallLimits::Of::kReading, deadline, Never);
   };
-  std::vector<CallLimits::Turn> turns;
-  for (int i = 0; i < CallLimits::kReadsAtOnce; ++i) {
-    ASSERT_OK_AND_ASSIGN(CallLimits::Turn turn, take("uid:1", absl::InfinitePast()));
-    turns.push_back(std::move(turn));
-  }
+  ASSERT_OK_AND_ASSIGN(CallLimits::Turn turn, take("uid:1", absl::InfinitePast()));
   EXPECT_THAT(take("uid:1", absl::InfinitePast()),
               StatusIs(kLater, HasSubstr("other calls of 'uid:1' send requests")));
   EXPECT_OK(take("uid:2", absl::InfinitePast()));
@@ -107,8 +106,38 @@ TEST(CallLimitsTest, FewRequestsOfAClientAreReadAtATime) {
                               [] { return true; }),
               StatusIs(absl::StatusCode::kCancelled, HasSubstr("gone")));
   std::thread waits([&] { EXPECT_OK(take("uid:1", absl::InfiniteFuture())); });
-  turns.pop_back();
+  turn = nullptr;
   waits.join();
+}
+
+TEST(CallLimitsTest, OneThatTakesLongLetsAFewMoreBeReadInTheOrderInWhichTheyAsked) {
+  CallLimits limits(8);
+  absl::Time now = SteadyNow();
+  std::vector<int> order;
+  std::vector<CallLimits::Turn> turns;
+  std::vector<std::unique_ptr<CallLimits::TurnRequest>> requests;
+  for (int i = 0; i < 2 * CallLimits::kReadsAtOnce; ++i) {
+    requests.push_back(std::make_unique<CallLimits::TurnRequest>(
+        &limits, "uid:1", CallLimits::Of::kReading, [&, i](CallLimits::Turn turn) {
+          order.push_back(i);
+          turns.push_back(std::move(turn));
+        }));
+    requests.back()->Ask();
+  }
+  for (int taken = 1; taken <= 2 * CallLimits::kReadsAtOnce; ++taken) {
+    EXPECT_EQ(turns.size(), std::min(taken, CallLimits::kReadsAtOnce));
+    now += 2 * CallLimits::kBetweenReads;
+    limits.LetMoreIn(now);
+    limits.LetMoreIn(now);  // Only one more at a time.
+  }
+  EXPECT_THAT(order, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  EXPECT_TRUE(requests.back()->Withdraw());
+  EXPECT_FALSE(requests.back()->Withdraw());
+  EXPECT_FALSE(requests.front()->Withdraw()) << "it had its turn";
+  while (!turns.empty()) {
+    const std::vector<CallLimits::Turn> ended = std::exchange(turns, {});
+  }
+  EXPECT_EQ(order.size(), 2 * CallLimits::kReadsAtOnce - 1);
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ int64_t ResidentBytes() {
   return resident_pages * sysconf(_SC_PAGESIZE);
 }
 
-CallWatch::CallWatch(std::function<bool()> has_too_much_memory)
-    : has_too_much_memory_(std::move(has_too_much_memory)) {
+CallWatch::CallWatch(std::function<bool()> has_too_much_memory, std::function<void()> on_look)
+    : has_too_much_memory_(std::move(has_too_much_memory)), on_look_(std::move(on_look)) {
   absl::StatusOr<std::thread> thread = StartThread("the watch over calls", [this] { Run(); });
   if (thread.ok()) {
     thread_ = *std::move(thread);
@@ -79,6 +79,7 @@ void CallWatch::Run() {
       EndLateOnes();
       is_any_slow = OldestSlow() != nullptr;
     }
+    on_look_();
     if (!is_any_slow || !has_too_much_memory_()) continue;
     absl::MutexLock lock(&mu_);
     if (Span* span = OldestSlow(); span != nullptr) {

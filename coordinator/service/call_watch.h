@@ -24,11 +24,12 @@ int64_t ResidentBytes();
 
 class CallWatch {
  public:
-  // `has_too_much_memory` is asked every few milliseconds while somebody sends or takes.
-  explicit CallWatch(std::function<bool()> has_too_much_memory);
+  // `has_too_much_memory` is asked, and `on_look` called, every few milliseconds while somebody
+  // sends or takes or waits for his turn.
+  CallWatch(std::function<bool()> has_too_much_memory, std::function<void()> on_look);
   ~CallWatch();
 
-  // While a call sends or takes. `context` outlives this.
+  // While a call sends or takes, or waits for that. `context` outlives this.
   class Span {
    public:
     // `late`: what the client is told after the deadline. `may_be_large`: it may have to end
@@ -63,6 +64,7 @@ class CallWatch {
   static void End(Span* span, const absl::Status& status);
 
   const std::function<bool()> has_too_much_memory_;
+  const std::function<void()> on_look_;
   mutable absl::Mutex mu_;
   std::list<Span*> spans_ ABSL_GUARDED_BY(mu_);  // In the order in which they began.
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;

@@ -52,7 +52,8 @@ Gate::Gate(CoordinatorHost* host, AccessRules rules, CallerIdentities identities
       watch_(std::make_unique<CallWatch>(
           [max_bytes = limits.max_memory_bytes, trimmed_at = absl::InfinitePast()]() mutable {
             return HasTooMuchMemory(max_bytes, &trimmed_at);
-          })),
+          },
+          [calls = calls_.get()] { calls->LetMoreIn(SteadyNow()); })),
       lines_(std::make_unique<LineLimit>()) {}
 
 absl::Status Gate::Note(const std::string& who, const Call& call,
@@ -109,24 +110,23 @@ absl::Status Gate::CheckSame(const absl::StatusOr<JobView>& job, const Caller& c
   return absl::NotFoundError(absl::StrCat("job '", job->id.value(), "' was deleted meanwhile"));
 }
 
-absl::StatusOr<EnteredCall> Gate::Enter(const Call& call, CallKind kind) const {
-  ASSIGN_OR_RETURN(const std::string identity, Identify(call));
+absl::StatusOr<Gate::Entered> Gate::Enter(const Call& call, CallKind kind) const {
+  ASSIGN_OR_RETURN(std::string identity, Identify(call));
   if (kind == CallKind::kOfWorker) {
     const absl::Status status = rules_.CheckIsWorker(identity);
     if (!status.ok()) return Refuse(identity, call, status);
   }
   absl::StatusOr<CallLimits::Place> place = calls_->Enter(identity, kind);
   if (!place.ok()) return Refuse(identity, call, place.status());
-  return EnteredCall(identity, call.context, kind, *std::move(place), calls_.get(), watch_.get(),
-                     times_);
+  return Entered{std::move(identity), *std::move(place)};
 }
 
-absl::Status Gate::NoteRead(const Call& call, const EnteredCall& entered,
+absl::Status Gate::NoteRead(const Call& call, const std::string& identity,
                             const absl::Status& outcome) const {
   // A caller who goes is no trouble.
   if (outcome.ok() || absl::IsInvalidArgument(outcome) || absl::IsCancelled(outcome))
     return outcome;
-  return Refuse(entered.identity(), call, outcome);
+  return Refuse(identity, call, outcome);
 }
 
 absl::StatusOr<std::string> Gate::AdmitWorker(const Call& call, const std::string& worker) const {

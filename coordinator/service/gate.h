@@ -23,7 +23,6 @@
 #include "coordinator/service/call_limits.h"
 #include "coordinator/service/call_watch.h"
 #include "coordinator/service/coordinator_host.h"
-#include "coordinator/service/entered_call.h"
 #include "coordinator/service/line_limit.h"
 #include "grpcpp/server_context.h"
 #include "net/caller_identity.h"
@@ -32,9 +31,13 @@ namespace tessera::coordinator {
 
 class Gate {
  public:
+  struct Times {
+    absl::Duration request = absl::Seconds(10);  // For a client to send its request.
+    absl::Duration reply = absl::Minutes(1);     // For a client to take a reply.
+  };
   struct Limits {
     int max_calls = 1024;  // At a time, of each kind (call_limits.h).
-    EnteredCall::Times times;
+    Times times;
     int64_t max_memory_bytes = 0;  // Of this process; 0: any.
   };
 
@@ -59,13 +62,17 @@ class Gate {
   //         PermissionDenied    he has not this right
   //         NotFound            there is no such job, of kRead and kChange; operators get in
   absl::StatusOr<Caller> Admit(const Call& call, Right right) const;
+  struct Entered {
+    std::string identity;
+    CallLimits::Place place;
+  };
   // Before anything of the call is read.
   // Errors: Unauthenticated, FailedPrecondition  as above
   //         PermissionDenied   a call of a worker, and the caller works for none
   //         ResourceExhausted  the caller has too many calls
-  absl::StatusOr<EnteredCall> Enter(const Call& call, CallKind kind) const;
+  absl::StatusOr<Entered> Enter(const Call& call, CallKind kind) const;
   // Logs `outcome`, with which something was read of the call, and returns it.
-  absl::Status NoteRead(const Call& call, const EnteredCall& entered,
+  absl::Status NoteRead(const Call& call, const std::string& identity,
                         const absl::Status& outcome) const;
   // Of a call that this worker makes; returns its identity. Errors: as above.
   absl::StatusOr<std::string> AdmitWorker(const Call& call, const std::string& worker) const;
@@ -83,6 +90,9 @@ class Gate {
   static absl::Status CheckSame(const absl::StatusOr<JobView>& job, const Caller& caller);
 
   const AccessRules& rules() const { return rules_; }
+  const Times& times() const { return times_; }
+  CallLimits* calls() const { return calls_.get(); }
+  CallWatch* watch() const { return watch_.get(); }
 
  private:
   absl::StatusOr<std::string> Identify(const Call& call) const;
@@ -93,7 +103,7 @@ class Gate {
   CoordinatorHost* const host_;
   const AccessRules rules_;
   const CallerIdentities identities_;
-  const EnteredCall::Times times_;
+  const Times times_;
   const std::unique_ptr<CallLimits> calls_;
   const std::unique_ptr<CallWatch> watch_;
   const std::unique_ptr<LineLimit> lines_;

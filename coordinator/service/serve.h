@@ -1,60 +1,108 @@
-// Serves calls through the gate. Of services made with these, gRPC reads nothing before a call has
-// entered, also where a call is unary: therefore they are generated StreamedServices, whose calls
-// are the same on the wire. Stateless; thread-safe.
+// Adds the methods of services to a CallServer, with their messages:
 //
-//   enter ─► read the request ─► body: may he, do it ─► send the reply
+//   AddUnary(calls, "tessera.v1.Jobs/GetJob", "GetJob", CallKind::kShort, this, &Jobs::GetJob);
+//
+// On the wire they are what the .proto says. Stateless.
 #ifndef TESSERA_COORDINATOR_SERVICE_SERVE_H_
 #define TESSERA_COORDINATOR_SERVICE_SERVE_H_
 
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "coordinator/service/entered_call.h"
-#include "coordinator/service/gate.h"
-#include "grpcpp/support/status.h"
-#include "grpcpp/support/sync_stream.h"
-#include "proto/grpc_status.h"
+#include "coordinator/service/call_server.h"
+#include "coordinator/service/served_call.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
+#include "grpcpp/support/byte_buffer.h"
 
 namespace tessera::coordinator {
 
-// Errors: as EnteredCall::Read; these are logged.
-template <typename Stream, typename Message>
-absl::Status ReadFirst(const Gate& gate, const Gate::Call& call, EnteredCall* entered,
-                       Stream* stream, Message* message,
-                       int64_t max_bytes = EnteredCall::kMaxRequestBytes) {
-  return gate.NoteRead(call, *entered, entered->Read(stream, message, max_bytes));
+template <typename Message>
+grpc::ByteBuffer ToBytes(const Message& message) {
+  grpc::ByteBuffer bytes;
+  bool is_own = false;
+  // Fails for no message; one that is too long is refused where it is sent.
+  (void)grpc::SerializationTraits<Message>::Serialize(message, &bytes, &is_own);
+  return bytes;
 }
 
-// `body`: absl::Status(EnteredCall*, const Request&, Reply*)
-template <typename Request, typename Reply, typename Body>
-grpc::Status ServeUnary(const Gate& gate, const Gate::Call& call, CallKind kind,
-                        grpc::ServerUnaryStreamer<Request, Reply>* stream, Body body,
-                        int64_t max_bytes = EnteredCall::kMaxRequestBytes) {
-  const auto serve = [&]() -> absl::Status {
-    ASSIGN_OR_RETURN(EnteredCall entered, gate.Enter(call, kind));
-    Request request;
-    RETURN_IF_ERROR(ReadFirst(gate, call, &entered, stream, &request, max_bytes));
-    Reply reply;
-    RETURN_IF_ERROR(body(&entered, request, &reply));
-    return entered.Write(stream, reply);
-  };
-  return ToGrpcStatus(serve());
+// Takes the bytes. False: they are no such message.
+template <typename Message>
+bool FromBytes(grpc::ByteBuffer* bytes, Message* message) {
+  return grpc::SerializationTraits<Message>::Deserialize(bytes, message).ok();
 }
 
-// `body`: absl::Status(EnteredCall*, const Request&), which writes to `stream`.
-template <typename Request, typename Reply, typename Body>
-grpc::Status ServeStream(const Gate& gate, const Gate::Call& call,
-                         grpc::ServerSplitStreamer<Request, Reply>* stream, Body body,
-                         int64_t max_bytes = EnteredCall::kMaxRequestBytes) {
-  const auto serve = [&]() -> absl::Status {
-    ASSIGN_OR_RETURN(EnteredCall entered, gate.Enter(call, CallKind::kWaiting));
+// A call of several messages, as its handler sees it. One thread may read while another writes.
+template <typename Request, typename Reply>
+class CallStream {
+ public:
+  explicit CallStream(ServedCall* call) : call_(call) {}
+
+  ServedCall* call() const { return call_; }
+  grpc::ServerContext* context() const { return call_->context(); }
+  // False: none comes, or it is no such message.
+  bool Read(Request* message) {
+    grpc::ByteBuffer bytes;
+    return call_->Read(&bytes) && FromBytes(&bytes, message);
+  }
+  // False: the call has ended.
+  bool Write(const Reply& message) { return call_->Write(ToBytes(message)); }
+  // Errors: as ServedCall::WriteInTime
+  absl::Status WriteInTime(const Reply& message) { return call_->WriteInTime(ToBytes(message)); }
+
+ private:
+  ServedCall* const call_;
+};
+
+// Errors: InvalidArgument  it is not such a message
+template <typename Request>
+absl::Status TakeRequest(ServedCall* call, Request* request) {
+  if (FromBytes(call->request(), request)) return absl::OkStatus();
+  return absl::InvalidArgumentError("the call ended before its first message");
+}
+
+// `name`: as the log has it. `serve`: of one request and one reply.
+template <typename Service, typename Request, typename Reply>
+void AddUnary(CallServer* calls, const std::string& path, std::string name, CallKind kind,
+              Service* service, absl::Status (Service::*serve)(ServedCall*, const Request&, Reply*),
+              int64_t max_request_bytes = kMaxRequestBytes) {
+  Method method;
+  method.name = std::move(name);
+  method.kind = kind;
+  method.has_own_thread = kind == CallKind::kWaiting;
+  method.max_request_bytes = max_request_bytes;
+  method.run = [service, serve](ServedCall* call) -> absl::Status {
+    const auto reply = std::make_shared<Reply>();
     Request request;
-    RETURN_IF_ERROR(ReadFirst(gate, call, &entered, stream, &request, max_bytes));
-    return body(&entered, request);
+    RETURN_IF_ERROR(TakeRequest(call, &request));
+    RETURN_IF_ERROR((service->*serve)(call, request, reply.get()));
+    call->SetReply([reply] { return ToBytes(*reply); });
+    return absl::OkStatus();
   };
-  return ToGrpcStatus(serve());
+  calls->Add(path, std::move(method));
+}
+
+// `serve`: of a stream in one direction or both, whose first message has been read.
+template <typename Service, typename Request, typename Reply>
+void AddStream(CallServer* calls, const std::string& path, std::string name, CallKind kind,
+               Service* service,
+               absl::Status (Service::*serve)(CallStream<Request, Reply>*, Request),
+               int64_t max_request_bytes = kMaxRequestBytes) {
+  Method method;
+  method.name = std::move(name);
+  method.kind = kind;
+  method.has_own_thread = true;
+  method.max_request_bytes = max_request_bytes;
+  method.run = [service, serve](ServedCall* call) -> absl::Status {
+    Request first;
+    RETURN_IF_ERROR(TakeRequest(call, &first));
+    CallStream<Request, Reply> stream(call);
+    return (service->*serve)(&stream, std::move(first));
+  };
+  calls->Add(path, std::move(method));
 }
 
 }  // namespace tessera::coordinator

@@ -9,14 +9,14 @@
 #include "absl/synchronization/notification.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "coordinator/service/call_server.h"
 #include "coordinator/service/coordinator_host.h"
-#include "coordinator/service/entered_call.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/hand_over/hand_over_service.h"
-#include "coordinator/service/health_service.h"
 #include "coordinator/service/live/live_service.h"
 #include "coordinator/service/live/map_service.h"
 #include "coordinator/service/live/put_service.h"
+#include "coordinator/service/serve.h"
 #include "coordinator/service/services.h"
 #include "coordinator/storage/memory_journal.h"
 #include "coordinator/storage/sqlite_journal.h"
@@ -28,6 +28,7 @@
 #include "net/credentials.h"
 #include "net/listen_failure.h"
 #include "net/local_listener.h"
+#include "proto/health.pb.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -93,6 +94,18 @@ Gate::Limits LimitsOf(const CoordinatorServer::Options& options) {
   return limits;
 }
 
+// Health of the whole server, to anybody: nothing is read of a caller whom nobody knows.
+void AddHealth(CallServer* calls) {
+  grpc::health::v1::HealthCheckResponse serving;
+  serving.set_status(grpc::health::v1::HealthCheckResponse::SERVING);
+  Method check;
+  check.fixed = ToBytes(serving);
+  calls->Add("grpc.health.v1.Health/Check", std::move(check));
+  Method watch;
+  watch.fixed = absl::UnimplementedError("ask with Check");
+  calls->Add("grpc.health.v1.Health/Watch", std::move(watch));
+}
+
 class GrpcCoordinatorServer : public CoordinatorServer {
  public:
   GrpcCoordinatorServer(const Options& options, std::unique_ptr<CoordinatorHost> host,
@@ -110,7 +123,8 @@ class GrpcCoordinatorServer : public CoordinatorServer {
         map_relay_(&gate_, &map_hub_),
         live_put_(host_.get(), &gate_, &put_hub_, PutTimesOf(options)),
         put_relay_(&gate_, &put_hub_),
-        hand_overs_(host_.get(), &gate_, &live_hub_, LiveTimesOf(options)) {}
+        hand_overs_(host_.get(), &gate_, &live_hub_, LiveTimesOf(options)),
+        calls_(&gate_) {}
   ~GrpcCoordinatorServer() override { Stop(); }
 
   absl::Status Listen(const Options& options, const ServerAddress& address,
@@ -138,7 +152,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   LivePutService live_put_;
   LivePutRelayService put_relay_;
   HandOverService hand_overs_;
-  HealthService health_;
+  CallServer calls_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   absl::once_flag stop_once_;
@@ -155,30 +169,30 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(options.request_timeout)));
-  // Of one connection; each has a thread here. Our programs have few, and gRPC's clients wait with
-  // more. One that speaks HTTP/2 by itself need not keep to it.
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 64);
   // No client of ours compresses, and a little that is compressed can be very much.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  // health_ in place of gRPC's own, which other servers of this process may have.
+  // AddHealth's in place of gRPC's own, which other servers of this process may have.
   builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
   SetKeepalive(&builder);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.SetMaxSendMessageSize(kMaxMessageBytes);
-  builder.RegisterService(&jobs_);
-  builder.RegisterService(&membership_);
-  builder.RegisterService(&checkpoints_);
-  builder.RegisterService(&live_state_);
-  builder.RegisterService(&live_relay_);
-  builder.RegisterService(&live_map_);
-  builder.RegisterService(&map_relay_);
-  builder.RegisterService(&live_put_);
-  builder.RegisterService(&put_relay_);
-  builder.RegisterService(&hand_overs_);
-  builder.RegisterService(&health_);
+  jobs_.AddTo(&calls_);
+  membership_.AddTo(&calls_);
+  checkpoints_.AddTo(&calls_);
+  live_state_.AddTo(&calls_);
+  live_relay_.AddTo(&calls_);
+  live_map_.AddTo(&calls_);
+  map_relay_.AddTo(&calls_);
+  live_put_.AddTo(&calls_);
+  put_relay_.AddTo(&calls_);
+  hand_overs_.AddTo(&calls_);
+  AddHealth(&calls_);
+  calls_.AddTo(&builder);
   server_ = builder.BuildAndStart();
-  if (server_ != nullptr && (port_ > 0 || credentials == nullptr))
+  if (server_ != nullptr && (port_ > 0 || credentials == nullptr)) {
+    RETURN_IF_ERROR(calls_.Start());
     return local_ == nullptr ? absl::OkStatus() : local_->Serve(server_.get());
+  }
   const absl::Status status = DiagnoseListenFailure(address, options.listen_address);
   if (!absl::IsUnavailable(status) || options.tls.empty()) return status;
   return absl::UnavailableError(absl::StrCat(status.message(), "; is '", options.tls.key_path,
@@ -193,6 +207,7 @@ void GrpcCoordinatorServer::Stop() {
       server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
       server_->Wait();
     }
+    calls_.Stop();
     stopped_.Notify();
   });
 }

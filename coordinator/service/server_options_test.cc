@@ -4,16 +4,24 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/status_matchers.h"
 #include "coordinator/service/server.h"
 #include "coordinator/service/test_worker.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/descriptor.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "net/credentials.h"
 #include "net/test_certificates.h"
 #include "proto/grpc_status.h"
+#include "proto/hand_over.pb.h"
 #include "proto/health.grpc.pb.h"
+#include "proto/live_map.pb.h"
+#include "proto/live_put.pb.h"
+#include "proto/live_state.pb.h"
+#include "proto/saves.pb.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -92,6 +100,46 @@ TEST(ServerOptionsTest, HealthAnswersWhoeverAsks) {
   EXPECT_EQ(reply.status(), grpc::health::v1::HealthCheckResponse::SERVING);
   grpc::ClientContext watching;
   EXPECT_EQ(stub->Watch(&watching, {})->Finish().error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+// By name, with a message that may mean anything.
+absl::Status CallMethod(const std::shared_ptr<grpc::Channel>& channel, const std::string& name) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+  const grpc::Slice nothing("");
+  const grpc::ByteBuffer request(&nothing, 1);
+  grpc::ByteBuffer reply;
+  grpc::Status status;
+  absl::Notification done;
+  grpc::GenericStub(channel).UnaryCall(&context, name, grpc::StubOptions(), &request, &reply,
+                                       [&](grpc::Status s) {
+                                         status = std::move(s);
+                                         done.Notify();
+                                       });
+  done.WaitForNotification();
+  return FromGrpcStatus(status);
+}
+
+TEST(ServerOptionsTest, EveryMethodOfTheProtosIsServedAndNoOther) {
+  ASSERT_OK_AND_ASSIGN(const auto server, CoordinatorServer::Start(AnyPort()));
+  const auto channel = *OpenChannel({absl::StrCat("127.0.0.1:", server->port())}, {});
+  int num_methods = 0;
+  for (const google::protobuf::Descriptor* message :
+       {v1::GetJobRequest::descriptor(), v1::RequestSaveRequest::descriptor(),
+        v1::LiveStateQuery::descriptor(), v1::LiveMapReply::descriptor(),
+        v1::PutRequest::descriptor(), v1::OfferRequest::descriptor()}) {
+    for (int i = 0; i < message->file()->service_count(); ++i) {
+      const google::protobuf::ServiceDescriptor* service = message->file()->service(i);
+      if (service->name() == "LiveFetch") continue;  // The workers'.
+      for (int j = 0; j < service->method_count(); ++j, ++num_methods) {
+        const std::string name =
+            absl::StrCat("/", service->full_name(), "/", service->method(j)->name());
+        EXPECT_FALSE(absl::IsUnimplemented(CallMethod(channel, name))) << name;
+      }
+    }
+  }
+  EXPECT_GT(num_methods, 20);
+  EXPECT_TRUE(absl::IsUnimplemented(CallMethod(channel, "/tessera.v1.Jobs/Nothing")));
 }
 
 class TlsTest : public ::testing::Test {

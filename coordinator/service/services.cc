@@ -10,63 +10,61 @@
 #include "base/status_macros.h"
 #include "coordinator/service/field_checks.h"
 #include "coordinator/service/save_codec.h"
-#include "coordinator/service/serve.h"
 #include "job/field_limits.h"
-#include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
 
-grpc::Status JobsService::StreamedCreateJob(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::CreateJobRequest, v1::Job>* stream) {
-  const auto create = [&](EnteredCall* entered, const v1::CreateJobRequest& request,
-                          v1::Job* reply) -> absl::Status {
-    absl::StatusOr<JobView> view = absl::InternalError("it was not created");
-    const auto run = [&](const Gate::Caller& caller) -> absl::Status {
-      ASSIGN_OR_RETURN(CreateJobEvent event, Decode(request));
-      event.owner = caller.identity;
-      event.by_operator = caller.is_operator;
-      event.attach_key = RandomBytes(kAttachKeyBytes);
-      view = host_->CreateJob(event);
-      return view.status();
-    };
-    RETURN_IF_ERROR(
-        gate_->Change({context, "CreateJob", JobId(request.job_id())}, Right::kCreate, run));
-    RETURN_IF_ERROR(entered->TakeReplyTurn(view->spec_bytes));
-    *reply = Encode(*view);
-    reply->set_attach_key(view->attach_key);
-    return absl::OkStatus();
-  };
-  return ServeUnary(*gate_, {context, "CreateJob"}, CallKind::kShort, stream, create,
-                    kMaxMessageBytes);
+void JobsService::AddTo(CallServer* calls) {
+  const std::string jobs = "tessera.v1.Jobs/";
+  AddUnary(calls, jobs + "CreateJob", "CreateJob", CallKind::kShort, this, &JobsService::Create,
+           kMaxMessageBytes);
+  AddUnary(calls, jobs + "GetJob", "GetJob", CallKind::kShort, this, &JobsService::Get);
+  AddUnary(calls, jobs + "ListJobs", "ListJobs", CallKind::kShort, this, &JobsService::List);
+  AddStream(calls, jobs + "WatchJob", "WatchJob", CallKind::kWaiting, this, &JobsService::Watch);
+  AddUnary(calls, jobs + "DeleteJob", "DeleteJob", CallKind::kShort, this, &JobsService::Delete);
 }
 
-grpc::Status JobsService::StreamedGetJob(
-    grpc::ServerContext* context, grpc::ServerUnaryStreamer<v1::GetJobRequest, v1::Job>* stream) {
-  const auto get = [&](EnteredCall* entered, const v1::GetJobRequest& request,
-                       v1::Job* reply) -> absl::Status {
-    const JobId job(request.job_id());
-    ASSIGN_OR_RETURN(const Gate::Caller caller,
-                     gate_->Admit({context, "GetJob", job}, Right::kRead));
-    const absl::StatusOr<JobView> view = host_->GetJob(job);
-    RETURN_IF_ERROR(Gate::CheckSame(view, caller));
-    RETURN_IF_ERROR(entered->TakeReplyTurn(view->spec_bytes));
-    *reply = Encode(*view);
-    return absl::OkStatus();
+absl::Status JobsService::Create(ServedCall* call, const v1::CreateJobRequest& request,
+                                 v1::Job* reply) {
+  absl::StatusOr<JobView> view = absl::InternalError("it was not created");
+  const auto run = [&](const Gate::Caller& caller) -> absl::Status {
+    ASSIGN_OR_RETURN(CreateJobEvent event, Decode(request));
+    event.owner = caller.identity;
+    event.by_operator = caller.is_operator;
+    event.attach_key = RandomBytes(kAttachKeyBytes);
+    view = host_->CreateJob(event);
+    return view.status();
   };
-  return ServeUnary(*gate_, {context, "GetJob"}, CallKind::kShort, stream, get);
+  RETURN_IF_ERROR(
+      gate_->Change({call->context(), "CreateJob", JobId(request.job_id())}, Right::kCreate, run));
+  call->MakeReplyInTurn(view->spec_bytes, [view = *std::move(view), reply] {
+    *reply = Encode(view);
+    reply->set_attach_key(view.attach_key);
+    return absl::OkStatus();
+  });
+  return absl::OkStatus();
 }
 
-grpc::Status JobsService::StreamedListJobs(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::ListJobsRequest, v1::ListJobsResponse>* stream) {
+absl::Status JobsService::Get(ServedCall* call, const v1::GetJobRequest& request, v1::Job* reply) {
+  const JobId job(request.job_id());
+  ASSIGN_OR_RETURN(const Gate::Caller caller,
+                   gate_->Admit({call->context(), "GetJob", job}, Right::kRead));
+  absl::StatusOr<JobView> view = host_->GetJob(job);
+  RETURN_IF_ERROR(Gate::CheckSame(view, caller));
+  call->MakeReplyInTurn(view->spec_bytes, [view = *std::move(view), reply] {
+    *reply = Encode(view);
+    return absl::OkStatus();
+  });
+  return absl::OkStatus();
+}
+
+absl::Status JobsService::List(ServedCall* call, const v1::ListJobsRequest& request,
+                               v1::ListJobsResponse* reply) {
   // Of a page: what a client takes in one message, and what the coordinator copies at a time.
   constexpr size_t kMaxPageJobs = 100, kMaxPageBytes = 1 << 20;
-  const auto list = [&](EnteredCall* entered, const v1::ListJobsRequest& request,
-                        v1::ListJobsResponse* reply) -> absl::Status {
-    RETURN_IF_ERROR(gate_->Admit({context, "ListJobs"}, Right::kList).status());
-    RETURN_IF_ERROR(entered->TakeReplyTurn(kMaxPageBytes));
-    const auto views = host_->ListJobs(JobId(request.after_job_id()), kMaxPageJobs);
+  RETURN_IF_ERROR(gate_->Admit({call->context(), "ListJobs"}, Right::kList).status());
+  call->MakeReplyInTurn(kMaxPageBytes, [this, reply, after = JobId(request.after_job_id())] {
+    const auto views = host_->ListJobs(after, kMaxPageJobs);
     size_t bytes = 0;
     for (const JobView& view : views) {
       if (bytes > kMaxPageBytes) break;
@@ -77,81 +75,71 @@ grpc::Status JobsService::StreamedListJobs(
     if (num_sent == kMaxPageJobs || num_sent < views.size())
       reply->set_next_after_job_id(views[num_sent - 1].id.value());
     return absl::OkStatus();
-  };
-  return ServeUnary(*gate_, {context, "ListJobs"}, CallKind::kShort, stream, list);
+  });
+  return absl::OkStatus();
 }
 
-grpc::Status JobsService::StreamedWatchJob(
-    grpc::ServerContext* context, grpc::ServerSplitStreamer<v1::WatchJobRequest, v1::Job>* stream) {
-  const auto watch = [&](EnteredCall* entered, const v1::WatchJobRequest& request) -> absl::Status {
-    const JobId job(request.job_id());
-    ASSIGN_OR_RETURN(const Gate::Caller caller,
-                     gate_->Admit({context, "WatchJob", job}, Right::kRead));
-    int64_t generation = 0;
-    bool seen = false;
-    while (true) {
-      absl::StatusOr<JobView> view =
-          host_->AwaitChange(job, &generation, [context] { return context->IsCancelled(); });
-      if (seen && absl::IsNotFound(view.status())) return absl::OkStatus();
-      if (absl::Status status = Gate::CheckSame(view, caller); !status.ok())
-        return seen && view.ok() ? absl::OkStatus() : status;
-      seen = true;
-      RETURN_IF_ERROR(entered->TakeReplyTurn(view->spec_bytes));
-      RETURN_IF_ERROR(entered->Write(stream, Encode(*view)));
-      entered->EndReplyTurn();
-    }
-  };
-  return ServeStream(*gate_, {context, "WatchJob"}, stream, watch);
+absl::Status JobsService::Watch(CallStream<v1::WatchJobRequest, v1::Job>* stream,
+                                v1::WatchJobRequest request) {
+  const JobId job(request.job_id());
+  ASSIGN_OR_RETURN(const Gate::Caller caller,
+                   gate_->Admit({stream->context(), "WatchJob", job}, Right::kRead));
+  int64_t generation = 0;
+  bool seen = false;
+  while (true) {
+    absl::StatusOr<JobView> view =
+        host_->AwaitChange(job, &generation, [stream] { return stream->context()->IsCancelled(); });
+    if (seen && absl::IsNotFound(view.status())) return absl::OkStatus();
+    if (absl::Status status = Gate::CheckSame(view, caller); !status.ok())
+      return seen && view.ok() ? absl::OkStatus() : status;
+    seen = true;
+    RETURN_IF_ERROR(stream->call()->TakeReplyTurn(view->spec_bytes));
+    RETURN_IF_ERROR(stream->WriteInTime(Encode(*view)));
+    stream->call()->EndReplyTurn();
+  }
 }
 
-grpc::Status JobsService::StreamedDeleteJob(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::DeleteJobRequest, v1::DeleteJobResponse>* stream) {
-  const auto run = [&](EnteredCall*, const v1::DeleteJobRequest& request, v1::DeleteJobResponse*) {
-    // The core looks at the owner: a deletion whose reply was lost is repeated when there is no
-    // job.
-    return gate_->Change({context, "DeleteJob", JobId(request.job_id())}, Right::kList,
-                         [&](const Gate::Caller& caller) -> absl::Status {
-                           ASSIGN_OR_RETURN(DeleteJobEvent event, Decode(request));
-                           event.owner = caller.identity;
-                           event.by_operator = caller.is_operator;
-                           return host_->DeleteJob(event);
-                         });
-  };
-  return ServeUnary(*gate_, {context, "DeleteJob"}, CallKind::kShort, stream, run);
+absl::Status JobsService::Delete(ServedCall* call, const v1::DeleteJobRequest& request,
+                                 v1::DeleteJobResponse*) {
+  // The core looks at the owner: a deletion whose reply was lost is repeated when there is no job.
+  return gate_->Change({call->context(), "DeleteJob", JobId(request.job_id())}, Right::kList,
+                       [&](const Gate::Caller& caller) -> absl::Status {
+                         ASSIGN_OR_RETURN(DeleteJobEvent event, Decode(request));
+                         event.owner = caller.identity;
+                         event.by_operator = caller.is_operator;
+                         return host_->DeleteJob(event);
+                       });
 }
 
-grpc::Status MembershipService::StreamedRegisterWorker(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::RegisterWorkerRequest, v1::RegisterWorkerResponse>* stream) {
-  const auto run = [&](EnteredCall*, const v1::RegisterWorkerRequest& request,
-                       v1::RegisterWorkerResponse* reply) {
-    return gate_->ChangeAsWorker(
-        {context, "RegisterWorker"}, request.worker_id(), [&]() -> absl::Status {
-          ASSIGN_OR_RETURN(const RegisterWorkerEvent event, Decode(request));
-          ASSIGN_OR_RETURN(const Incarnation incarnation, host_->RegisterWorker(event));
-          reply->set_incarnation(incarnation.value());
-          reply->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(heartbeat_interval_));
-          reply->set_worker_timeout_ms(absl::ToInt64Milliseconds(worker_timeout_));
-          reply->set_cluster_id(host_->cluster());
-          const HeardJournal heard = host_->ToHear();
-          reply->set_start(heard.start);
-          reply->set_changes(heard.changes);
-          return absl::OkStatus();
-        });
-  };
-  return ServeUnary(*gate_, {context, "RegisterWorker"}, CallKind::kOfWorker, stream, run);
+void MembershipService::AddTo(CallServer* calls) {
+  const std::string membership = "tessera.v1.Membership/";
+  AddUnary(calls, membership + "RegisterWorker", "RegisterWorker", CallKind::kOfWorker, this,
+           &MembershipService::Register);
+  AddStream(calls, membership + "Connect", "Connect", CallKind::kOfWorker, this,
+            &MembershipService::Connect, kMaxMessageBytes);
+  AddUnary(calls, membership + "ListWorkers", "ListWorkers", CallKind::kShort, this,
+           &MembershipService::ListWorkers);
 }
 
-grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* stream) {
-  return ToGrpcStatus(RunConnect(context, stream));
+absl::Status MembershipService::Register(ServedCall* call, const v1::RegisterWorkerRequest& request,
+                                         v1::RegisterWorkerResponse* reply) {
+  return gate_->ChangeAsWorker(
+      {call->context(), "RegisterWorker"}, request.worker_id(), [&]() -> absl::Status {
+        ASSIGN_OR_RETURN(const RegisterWorkerEvent event, Decode(request));
+        ASSIGN_OR_RETURN(const Incarnation incarnation, host_->RegisterWorker(event));
+        reply->set_incarnation(incarnation.value());
+        reply->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(heartbeat_interval_));
+        reply->set_worker_timeout_ms(absl::ToInt64Milliseconds(worker_timeout_));
+        reply->set_cluster_id(host_->cluster());
+        const HeardJournal heard = host_->ToHear();
+        reply->set_start(heard.start);
+        reply->set_changes(heard.changes);
+        return absl::OkStatus();
+      });
 }
 
-absl::Status MembershipService::RunConnect(grpc::ServerContext* context, Stream* stream) {
-  ASSIGN_OR_RETURN(EnteredCall entered, gate_->Enter({context, "Connect"}, CallKind::kOfWorker));
-  v1::WorkerEvent first;
-  RETURN_IF_ERROR(
-      ReadFirst(*gate_, {context, "Connect"}, &entered, stream, &first, kMaxMessageBytes));
+absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
+  grpc::ServerContext* const context = stream->context();
   ASSIGN_OR_RETURN(const Sender sender, DecodeSender(first));
   RETURN_IF_ERROR(gate_->AdmitWorker({context, "Connect"}, first.worker_id()).status());
   RETURN_IF_ERROR(host_->CheckCluster(sender.worker, first.cluster_id()));
@@ -160,7 +148,7 @@ absl::Status MembershipService::RunConnect(grpc::ServerContext* context, Stream*
     outbox->Detach();
     return status;
   }
-  entered.GiveUpPlace();
+  stream->call()->GiveUpPlace();
   absl::StatusOr<std::thread> writer = StartThread("a worker's stream", [&] {
     while (std::optional<Command> command = outbox->Pop()) {
       v1::CoordinatorCommand encoded = Encode(*command);
@@ -185,16 +173,12 @@ absl::Status MembershipService::RunConnect(grpc::ServerContext* context, Stream*
   return status;
 }
 
-grpc::Status MembershipService::StreamedListWorkers(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::ListWorkersRequest, v1::ListWorkersResponse>* stream) {
-  const auto list = [&](EnteredCall* entered, const v1::ListWorkersRequest&,
-                        v1::ListWorkersResponse* reply) -> absl::Status {
-    RETURN_IF_ERROR(gate_->Admit({context, "ListWorkers"}, Right::kList).status());
-    const auto views = host_->ListWorkers();
-    RETURN_IF_ERROR(
-        entered->TakeReplyTurn(static_cast<int64_t>(views.size() * sizeof(v1::WorkerInfo))));
-    for (const CoordinatorHost::WorkerView& view : views) {
+absl::Status MembershipService::ListWorkers(ServedCall* call, const v1::ListWorkersRequest&,
+                                            v1::ListWorkersResponse* reply) {
+  RETURN_IF_ERROR(gate_->Admit({call->context(), "ListWorkers"}, Right::kList).status());
+  const auto bytes = static_cast<int64_t>(host_->ListWorkers().size() * sizeof(v1::WorkerInfo));
+  call->MakeReplyInTurn(bytes, [this, reply] {
+    for (const CoordinatorHost::WorkerView& view : host_->ListWorkers()) {
       v1::WorkerInfo* worker = reply->add_workers();
       worker->set_worker_id(view.id.value());
       worker->set_address(view.member.address);
@@ -209,8 +193,8 @@ grpc::Status MembershipService::StreamedListWorkers(
       worker->set_silent_ms(absl::ToInt64Milliseconds(view.silent));
     }
     return absl::OkStatus();
-  };
-  return ServeUnary(*gate_, {context, "ListWorkers"}, CallKind::kShort, stream, list);
+  });
+  return absl::OkStatus();
 }
 
 absl::Status MembershipService::ReadEvents(const Sender& sender, v1::WorkerEvent first,
@@ -228,79 +212,75 @@ absl::Status MembershipService::ReadEvents(const Sender& sender, v1::WorkerEvent
   return absl::OkStatus();
 }
 
-grpc::Status CheckpointsService::StreamedRequestSave(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::RequestSaveRequest, v1::Save>* stream) {
-  const auto run = [&](EnteredCall*, const v1::RequestSaveRequest& request,
-                       v1::Save* reply) -> absl::Status {
-    const JobId job(request.job_id());
-    const auto save = [&](const Gate::Caller& caller) -> absl::Status {
-      ASSIGN_OR_RETURN(RequestSaveEvent event, Decode(request));
-      ASSIGN_OR_RETURN(event.form.root,
-                       gate_->rules().SaveRootOf(caller.identity, event.form.path));
-      return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
-        RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), caller));
-        ASSIGN_OR_RETURN(const SaveView view, core.RequestSave(event, now, effects));
-        *reply = Encode(job, view);
-        return absl::OkStatus();
-      });
-    };
-    return gate_->Change({context, "RequestSave", job}, Right::kChange, save);
-  };
-  return ServeUnary(*gate_, {context, "RequestSave"}, CallKind::kShort, stream, run);
+void CheckpointsService::AddTo(CallServer* calls) {
+  const std::string checkpoints = "tessera.v1.Checkpoints/";
+  AddUnary(calls, checkpoints + "RequestSave", "RequestSave", CallKind::kShort, this,
+           &CheckpointsService::RequestSave);
+  AddUnary(calls, checkpoints + "GetSave", "GetSave", CallKind::kShort, this,
+           &CheckpointsService::GetSave);
+  AddUnary(calls, checkpoints + "CancelSave", "CancelSave", CallKind::kShort, this,
+           &CheckpointsService::CancelSave);
+  AddUnary(calls, checkpoints + "ListCheckpoints", "ListCheckpoints", CallKind::kShort, this,
+           &CheckpointsService::List);
 }
 
-grpc::Status CheckpointsService::StreamedGetSave(
-    grpc::ServerContext* context, grpc::ServerUnaryStreamer<v1::GetSaveRequest, v1::Save>* stream) {
-  const auto get = [&](EnteredCall*, const v1::GetSaveRequest& request,
-                       v1::Save* reply) -> absl::Status {
-    const JobId job(request.job_id());
-    ASSIGN_OR_RETURN(const Gate::Caller caller,
-                     gate_->Admit({context, "GetSave", job}, Right::kRead));
-    const absl::StatusOr<SaveView> view = host_->GetSave(job, request.number());
-    // A later creation never has a smaller number, so what was just seen was of this one.
-    RETURN_IF_ERROR(Gate::CheckSame(host_->GetJob(job), caller));
-    RETURN_IF_ERROR(view.status());
-    *reply = Encode(job, *view);
-    return absl::OkStatus();
+absl::Status CheckpointsService::RequestSave(ServedCall* call,
+                                             const v1::RequestSaveRequest& request,
+                                             v1::Save* reply) {
+  const JobId job(request.job_id());
+  const auto save = [&](const Gate::Caller& caller) -> absl::Status {
+    ASSIGN_OR_RETURN(RequestSaveEvent event, Decode(request));
+    ASSIGN_OR_RETURN(event.form.root, gate_->rules().SaveRootOf(caller.identity, event.form.path));
+    return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
+      RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), caller));
+      ASSIGN_OR_RETURN(const SaveView view, core.RequestSave(event, now, effects));
+      *reply = Encode(job, view);
+      return absl::OkStatus();
+    });
   };
-  return ServeUnary(*gate_, {context, "GetSave"}, CallKind::kShort, stream, get);
+  return gate_->Change({call->context(), "RequestSave", job}, Right::kChange, save);
 }
 
-grpc::Status CheckpointsService::StreamedCancelSave(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::CancelSaveRequest, v1::Save>* stream) {
-  const auto run = [&](EnteredCall*, const v1::CancelSaveRequest& request, v1::Save* reply) {
-    const JobId job(request.job_id());
-    const auto cancel = [&](const Gate::Caller& caller) {
-      return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
-        RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), caller));
-        ASSIGN_OR_RETURN(const SaveView view, core.CancelSave(job, request.number(), now, effects));
-        *reply = Encode(job, view);
-        return absl::OkStatus();
-      });
-    };
-    return gate_->Change({context, "CancelSave", job}, Right::kChange, cancel);
-  };
-  return ServeUnary(*gate_, {context, "CancelSave"}, CallKind::kShort, stream, run);
+absl::Status CheckpointsService::GetSave(ServedCall* call, const v1::GetSaveRequest& request,
+                                         v1::Save* reply) {
+  const JobId job(request.job_id());
+  ASSIGN_OR_RETURN(const Gate::Caller caller,
+                   gate_->Admit({call->context(), "GetSave", job}, Right::kRead));
+  const absl::StatusOr<SaveView> view = host_->GetSave(job, request.number());
+  // A later creation never has a smaller number, so what was just seen was of this one.
+  RETURN_IF_ERROR(Gate::CheckSame(host_->GetJob(job), caller));
+  RETURN_IF_ERROR(view.status());
+  *reply = Encode(job, *view);
+  return absl::OkStatus();
 }
 
-grpc::Status CheckpointsService::StreamedListCheckpoints(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::ListCheckpointsRequest, v1::ListCheckpointsResponse>* stream) {
-  const auto list = [&](EnteredCall* entered, const v1::ListCheckpointsRequest& request,
-                        v1::ListCheckpointsResponse* reply) -> absl::Status {
-    const JobId job(request.job_id());
-    ASSIGN_OR_RETURN(const Gate::Caller caller,
-                     gate_->Admit({context, "ListCheckpoints", job}, Right::kRead));
-    RETURN_IF_ERROR(entered->TakeReplyTurn(SaveLog::kMaxEndedTextBytes));
+absl::Status CheckpointsService::CancelSave(ServedCall* call, const v1::CancelSaveRequest& request,
+                                            v1::Save* reply) {
+  const JobId job(request.job_id());
+  const auto cancel = [&](const Gate::Caller& caller) {
+    return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
+      RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), caller));
+      ASSIGN_OR_RETURN(const SaveView view, core.CancelSave(job, request.number(), now, effects));
+      *reply = Encode(job, view);
+      return absl::OkStatus();
+    });
+  };
+  return gate_->Change({call->context(), "CancelSave", job}, Right::kChange, cancel);
+}
+
+absl::Status CheckpointsService::List(ServedCall* call, const v1::ListCheckpointsRequest& request,
+                                      v1::ListCheckpointsResponse* reply) {
+  const JobId job(request.job_id());
+  ASSIGN_OR_RETURN(const Gate::Caller caller,
+                   gate_->Admit({call->context(), "ListCheckpoints", job}, Right::kRead));
+  call->MakeReplyInTurn(SaveLog::kMaxEndedTextBytes, [this, job, caller, reply]() -> absl::Status {
     const auto views = host_->ListSaves(job);
     RETURN_IF_ERROR(Gate::CheckSame(host_->GetJob(job), caller));
     RETURN_IF_ERROR(views.status());
     for (const SaveView& view : *views) *reply->add_saves() = Encode(job, view);
     return absl::OkStatus();
-  };
-  return ServeUnary(*gate_, {context, "ListCheckpoints"}, CallKind::kShort, stream, list);
+  });
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::coordinator

@@ -2,63 +2,53 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_SERVICES_H_
 #define TESSERA_COORDINATOR_SERVICE_SERVICES_H_
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
-#include "grpcpp/support/sync_stream.h"
-#include "proto/coordinator.grpc.pb.h"
-#include "proto/saves.grpc.pb.h"
+#include "coordinator/service/serve.h"
+#include "proto/coordinator.pb.h"
+#include "proto/saves.pb.h"
 
 namespace tessera::coordinator {
 
-class JobsService : public v1::Jobs::StreamedService {
+class JobsService {
  public:
   JobsService(CoordinatorHost* host, const Gate* gate) : host_(host), gate_(gate) {}
-
-  grpc::Status StreamedCreateJob(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::CreateJobRequest, v1::Job>* stream) override;
-  grpc::Status StreamedGetJob(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::GetJobRequest, v1::Job>* stream) override;
-  grpc::Status StreamedListJobs(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::ListJobsRequest, v1::ListJobsResponse>* stream) override;
-  grpc::Status StreamedWatchJob(
-      grpc::ServerContext* context,
-      grpc::ServerSplitStreamer<v1::WatchJobRequest, v1::Job>* stream) override;
-  grpc::Status StreamedDeleteJob(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::DeleteJobRequest, v1::DeleteJobResponse>* stream) override;
+  void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
+  absl::Status Create(ServedCall* call, const v1::CreateJobRequest& request, v1::Job* reply);
+  absl::Status Get(ServedCall* call, const v1::GetJobRequest& request, v1::Job* reply);
+  absl::Status List(ServedCall* call, const v1::ListJobsRequest& request,
+                    v1::ListJobsResponse* reply);
+  absl::Status Watch(CallStream<v1::WatchJobRequest, v1::Job>* stream, v1::WatchJobRequest request);
+  absl::Status Delete(ServedCall* call, const v1::DeleteJobRequest& request,
+                      v1::DeleteJobResponse* reply);
+
   CoordinatorHost* const host_;
   const Gate* const gate_;
 };
 
-class MembershipService : public v1::Membership::StreamedService {
+class MembershipService {
  public:
-  using Stream = grpc::ServerReaderWriter<v1::CoordinatorCommand, v1::WorkerEvent>;
-
   MembershipService(CoordinatorHost* host, const Gate* gate, absl::Duration heartbeat_interval,
                     absl::Duration worker_timeout)
       : host_(host),
         gate_(gate),
         heartbeat_interval_(heartbeat_interval),
         worker_timeout_(worker_timeout) {}
-
-  grpc::Status StreamedRegisterWorker(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::RegisterWorkerRequest, v1::RegisterWorkerResponse>* stream)
-      override;
-  // Reads on this thread; one more thread writes.
-  grpc::Status Connect(grpc::ServerContext* context, Stream* stream) override;
-  grpc::Status StreamedListWorkers(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::ListWorkersRequest, v1::ListWorkersResponse>* stream) override;
+  void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
-  absl::Status RunConnect(grpc::ServerContext* context, Stream* stream);
+  using Stream = CallStream<v1::WorkerEvent, v1::CoordinatorCommand>;
+
+  absl::Status Register(ServedCall* call, const v1::RegisterWorkerRequest& request,
+                        v1::RegisterWorkerResponse* reply);
+  // Reads on this thread; one more thread writes.
+  absl::Status Connect(Stream* stream, v1::WorkerEvent first);
+  absl::Status ListWorkers(ServedCall* call, const v1::ListWorkersRequest& request,
+                           v1::ListWorkersResponse* reply);
   absl::Status ReadEvents(const Sender& sender, v1::WorkerEvent first, Stream* stream);
 
   CoordinatorHost* const host_;
@@ -67,25 +57,19 @@ class MembershipService : public v1::Membership::StreamedService {
   const absl::Duration worker_timeout_;
 };
 
-class CheckpointsService : public v1::Checkpoints::StreamedService {
+class CheckpointsService {
  public:
   CheckpointsService(CoordinatorHost* host, const Gate* gate) : host_(host), gate_(gate) {}
-
-  grpc::Status StreamedRequestSave(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::RequestSaveRequest, v1::Save>* stream) override;
-  grpc::Status StreamedGetSave(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::GetSaveRequest, v1::Save>* stream) override;
-  grpc::Status StreamedCancelSave(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::CancelSaveRequest, v1::Save>* stream) override;
-  grpc::Status StreamedListCheckpoints(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::ListCheckpointsRequest, v1::ListCheckpointsResponse>* stream)
-      override;
+  void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
+  absl::Status RequestSave(ServedCall* call, const v1::RequestSaveRequest& request,
+                           v1::Save* reply);
+  absl::Status GetSave(ServedCall* call, const v1::GetSaveRequest& request, v1::Save* reply);
+  absl::Status CancelSave(ServedCall* call, const v1::CancelSaveRequest& request, v1::Save* reply);
+  absl::Status List(ServedCall* call, const v1::ListCheckpointsRequest& request,
+                    v1::ListCheckpointsResponse* reply);
+
   CoordinatorHost* const host_;
   const Gate* const gate_;
 };

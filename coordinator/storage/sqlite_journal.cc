@@ -183,8 +183,9 @@ absl::Status SqliteJournal::CreateTables() {
   return Execute(absl::StrCat(
       "BEGIN IMMEDIATE; PRAGMA application_id=", kApplicationId,
       "; PRAGMA user_version=", kSchemaVersion,
+      // With row ids: without them SQLite would read values of any size to find the keys beside them.
       "; CREATE TABLE rows(key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL, checksum INTEGER "
-      "NOT NULL) WITHOUT ROWID; CREATE TABLE head(number INTEGER NOT NULL, digest INTEGER NOT "
+      "NOT NULL); CREATE TABLE head(number INTEGER NOT NULL, digest INTEGER NOT "
       "NULL, checksum INTEGER NOT NULL); INSERT INTO head VALUES(0, 0, ",
       static_cast<int64_t>(HeadChecksum(0, 0)), "); COMMIT"));
 }

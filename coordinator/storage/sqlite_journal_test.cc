@@ -55,6 +55,29 @@ class SqliteJournalTest : public ::testing::Test {
   std::string path_;
 };
 
+// That this process has read, from files and elsewhere.
+int64_t BytesRead() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  int64_t bytes = 0;
+  io >> name >> bytes;
+  EXPECT_EQ(name, "rchar:");
+  return bytes;
+}
+
+TEST_F(SqliteJournalTest, RowThatIsVeryLongCostsTheOthersNothing) {
+  ASSERT_OK_AND_ASSIGN(auto journal, Open());
+  ASSERT_OK(Append(journal.get(), "job/b/spec", std::string(16 << 20, 'm')));
+  ASSERT_OK(Append(journal.get(), "job/a/step", "0"));
+  ASSERT_OK(Append(journal.get(), "job/c/step", "0"));
+  const int64_t before = BytesRead();
+  for (int i = 1; i <= 10; ++i) {
+    ASSERT_OK(Append(journal.get(), "job/a/step", absl::StrCat(i)));
+    ASSERT_OK(Append(journal.get(), "job/c/step", absl::StrCat(i)));
+  }
+  EXPECT_LT(BytesRead() - before, 1 << 20);
+}
+
 TEST_F(SqliteJournalTest, DamagedRowIsNamed) {
   WriteTwoRows();
   Tamper("UPDATE rows SET value = x'00' WHERE key = 'second'");

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "coordinator/service/field_checks.h"
-#include "coordinator/service/serve.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
 
@@ -127,18 +126,29 @@ std::optional<absl::Status> LookAtTakeOver(const Coordinator& core, const TakeOv
 
 }  // namespace
 
-grpc::Status HandOverService::StreamedOffer(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::OfferRequest, v1::HandOverInfo>* stream) {
-  const auto offer = [&](EnteredCall*, const v1::OfferRequest& request, v1::HandOverInfo* reply) {
-    return gate_->Change({context, "OfferHandOver", JobId(request.job_id())}, Right::kChange,
-                         [&](const Gate::Caller&) { return RunOffer(context, request, reply); });
-  };
-  return ServeUnary(*gate_, {context, "OfferHandOver"}, CallKind::kWaiting, stream, offer);
+void HandOverService::AddTo(CallServer* calls) {
+  const std::string path = "tessera.v1.HandOvers/";
+  AddUnary(calls, path + "Offer", "OfferHandOver", CallKind::kWaiting, this,
+           &HandOverService::Offer);
+  AddUnary(calls, path + "AwaitEnd", "AwaitHandOver", CallKind::kWaiting, this,
+           &HandOverService::AwaitEnd);
+  AddUnary(calls, path + "Cancel", "CancelHandOver", CallKind::kShort, this,
+           &HandOverService::Cancel);
+  AddUnary(calls, path + "Get", "GetHandOver", CallKind::kWaiting, this, &HandOverService::Get);
+  AddStream(calls, path + "Read", "ReadHandOver", CallKind::kWaiting, this, &HandOverService::Read,
+            kMaxMessageBytes);
+  AddUnary(calls, path + "TakeOver", "TakeOver", CallKind::kWaiting, this,
+           &HandOverService::TakeOver);
 }
 
-absl::Status HandOverService::RunOffer(grpc::ServerContext* context,
-                                       const v1::OfferRequest& request, v1::HandOverInfo* reply) {
+absl::Status HandOverService::Offer(ServedCall* call, const v1::OfferRequest& request,
+                                    v1::HandOverInfo* reply) {
+  return gate_->Change({call->context(), "OfferHandOver", JobId(request.job_id())}, Right::kChange,
+                       [&](const Gate::Caller&) { return RunOffer(call, request, reply); });
+}
+
+absl::Status HandOverService::RunOffer(ServedCall* call, const v1::OfferRequest& request,
+                                       v1::HandOverInfo* reply) {
   ASSIGN_OR_RETURN(HandOverOffer offer, Decode(request));
   offer.call = next_call_.fetch_add(1);
   RETURN_IF_ERROR(host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
@@ -146,7 +156,7 @@ absl::Status HandOverService::RunOffer(grpc::ServerContext* context,
   }));
   const absl::Status status = host_->AwaitCore(
       {offer.job}, [&](const Coordinator& core) { return LookAtOffer(core, offer, reply); },
-      [context] { return context->IsCancelled(); });
+      [call] { return call->context()->IsCancelled(); });
   if (!status.ok()) {
     host_
         ->Run([&](Coordinator& core, absl::Time, Effects*) {
@@ -158,19 +168,10 @@ absl::Status HandOverService::RunOffer(grpc::ServerContext* context,
   return status;
 }
 
-grpc::Status HandOverService::StreamedAwaitEnd(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::AwaitEndRequest, v1::HandOverInfo>* stream) {
-  const auto await = [&](EnteredCall*, const v1::AwaitEndRequest& request,
-                         v1::HandOverInfo* reply) { return RunAwaitEnd(context, request, reply); };
-  return ServeUnary(*gate_, {context, "AwaitHandOver"}, CallKind::kWaiting, stream, await);
-}
-
-absl::Status HandOverService::RunAwaitEnd(grpc::ServerContext* context,
-                                          const v1::AwaitEndRequest& request,
-                                          v1::HandOverInfo* reply) {
+absl::Status HandOverService::AwaitEnd(ServedCall* call, const v1::AwaitEndRequest& request,
+                                       v1::HandOverInfo* reply) {
   const JobId job(request.job_id());
-  RETURN_IF_ERROR(gate_->Admit({context, "AwaitHandOver", job}, Right::kRead).status());
+  RETURN_IF_ERROR(gate_->Admit({call->context(), "AwaitHandOver", job}, Right::kRead).status());
   const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
     const absl::StatusOr<JobView> view = core.GetJob(job);
     if (!view.ok() || view->creation != Creation(request.creation())) return Gone(job);
@@ -187,20 +188,11 @@ absl::Status HandOverService::RunAwaitEnd(grpc::ServerContext* context,
     Encode(*view, reply);
     return absl::OkStatus();
   };
-  return host_->AwaitCore({job}, look, [context] { return context->IsCancelled(); });
+  return host_->AwaitCore({job}, look, [call] { return call->context()->IsCancelled(); });
 }
 
-grpc::Status HandOverService::StreamedCancel(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::CancelHandOverRequest, v1::HandOverInfo>* stream) {
-  const auto cancel = [&](EnteredCall*, const v1::CancelHandOverRequest& request,
-                          v1::HandOverInfo* reply) { return RunCancel(context, request, reply); };
-  return ServeUnary(*gate_, {context, "CancelHandOver"}, CallKind::kShort, stream, cancel);
-}
-
-absl::Status HandOverService::RunCancel(grpc::ServerContext* context,
-                                        const v1::CancelHandOverRequest& request,
-                                        v1::HandOverInfo* reply) {
+absl::Status HandOverService::Cancel(ServedCall* call, const v1::CancelHandOverRequest& request,
+                                     v1::HandOverInfo* reply) {
   const JobId job(request.job_id());
   const Gate::Caller* admitted = nullptr;
   const auto cancel = [&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
@@ -210,29 +202,18 @@ absl::Status HandOverService::RunCancel(grpc::ServerContext* context,
     Encode(view, reply);
     return absl::OkStatus();
   };
-  return gate_->Change({context, "CancelHandOver", job}, Right::kChange,
+  return gate_->Change({call->context(), "CancelHandOver", job}, Right::kChange,
                        [&](const Gate::Caller& caller) {
                          admitted = &caller;
                          return host_->Run(cancel);
                        });
 }
 
-grpc::Status HandOverService::StreamedGet(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::GetHandOverRequest, v1::HandOverInfo>* stream) {
-  const auto get = [&](EnteredCall* entered, const v1::GetHandOverRequest& request,
-                       v1::HandOverInfo* reply) {
-    return RunGet(context, entered, request, reply);
-  };
-  return ServeUnary(*gate_, {context, "GetHandOver"}, CallKind::kWaiting, stream, get);
-}
-
-absl::Status HandOverService::RunGet(grpc::ServerContext* context, EnteredCall* entered,
-                                     const v1::GetHandOverRequest& request,
-                                     v1::HandOverInfo* reply) {
+absl::Status HandOverService::Get(ServedCall* call, const v1::GetHandOverRequest& request,
+                                  v1::HandOverInfo* reply) {
   const JobId job(request.job_id());
   ASSIGN_OR_RETURN(const Gate::Caller caller,
-                   gate_->Admit({context, "GetHandOver", job}, Right::kRead));
+                   gate_->Admit({call->context(), "GetHandOver", job}, Right::kRead));
   JobView handed_over;
   const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
     absl::StatusOr<JobView> view = core.GetJob(job);
@@ -249,48 +230,41 @@ absl::Status HandOverService::RunGet(grpc::ServerContext* context, EnteredCall* 
     handed_over = *std::move(view);
     return absl::OkStatus();
   };
-  RETURN_IF_ERROR(host_->AwaitCore({job}, look, [context] { return context->IsCancelled(); }));
-  RETURN_IF_ERROR(
-      entered->TakeReplyTurn(handed_over.spec_bytes + int64_t{kMaxHandOverStatesBytes}));
-  Encode(handed_over, reply);
-  *reply->mutable_model() = EncodeModel(handed_over.spec->model);
-  *reply->mutable_config() = EncodeJobConfig(handed_over.spec->config);
-  for (const std::string& state : *handed_over.hand_over->trainer_states)
-    reply->add_trainer_states(state);
+  RETURN_IF_ERROR(host_->AwaitCore({job}, look, [call] { return call->context()->IsCancelled(); }));
+  const int64_t bytes = handed_over.spec_bytes + int64_t{kMaxHandOverStatesBytes};
+  call->MakeReplyInTurn(bytes, [reply, handed_over = std::move(handed_over)] {
+    Encode(handed_over, reply);
+    *reply->mutable_model() = EncodeModel(handed_over.spec->model);
+    *reply->mutable_config() = EncodeJobConfig(handed_over.spec->config);
+    for (const std::string& state : *handed_over.hand_over->trainer_states)
+      reply->add_trainer_states(state);
+    return absl::OkStatus();
+  });
   return absl::OkStatus();
 }
 
-grpc::Status HandOverService::StreamedRead(
-    grpc::ServerContext* context,
-    grpc::ServerSplitStreamer<v1::ReadHandOverRequest, v1::HandOverReply>* stream) {
-  const auto read = [&](EnteredCall*, const v1::ReadHandOverRequest& request) -> absl::Status {
-    RETURN_IF_ERROR(
-        gate_->Admit({context, "ReadHandOver", JobId(request.job_id())}, Right::kRead).status());
-    HandOverReader::Client client;
-    client.write = [stream](const v1::HandOverReply& reply) { return stream->Write(reply); };
-    client.cancelled = [context] { return context->IsCancelled(); };
-    client.cancel = [context] { context->TryCancel(); };
-    return HandOverReader(host_, hub_, &places_, times_, std::move(client)).Read(request);
-  };
-  return ServeStream(*gate_, {context, "ReadHandOver"}, stream, read, kMaxMessageBytes);
+absl::Status HandOverService::Read(CallStream<v1::ReadHandOverRequest, v1::HandOverReply>* stream,
+                                   v1::ReadHandOverRequest request) {
+  grpc::ServerContext* const context = stream->context();
+  RETURN_IF_ERROR(
+      gate_->Admit({context, "ReadHandOver", JobId(request.job_id())}, Right::kRead).status());
+  HandOverReader::Client client;
+  client.write = [stream](const v1::HandOverReply& reply) { return stream->Write(reply); };
+  client.cancelled = [context] { return context->IsCancelled(); };
+  client.cancel = [context] { context->TryCancel(); };
+  return HandOverReader(host_, hub_, &places_, times_, std::move(client)).Read(request);
 }
 
-grpc::Status HandOverService::StreamedTakeOver(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::TakeOverRequest, v1::HandOverInfo>* stream) {
-  const auto take_over = [&](EnteredCall*, const v1::TakeOverRequest& request,
-                             v1::HandOverInfo* reply) -> absl::Status {
-    RETURN_IF_ERROR(
-        gate_->Admit({context, "TakeOver", JobId(request.taker_job_id())}, Right::kChange)
-            .status());
-    return gate_->Change({context, "TakeOver", JobId(request.job_id())}, Right::kChange,
-                         [&](const Gate::Caller&) { return RunTakeOver(context, request, reply); });
-  };
-  return ServeUnary(*gate_, {context, "TakeOver"}, CallKind::kWaiting, stream, take_over);
+absl::Status HandOverService::TakeOver(ServedCall* call, const v1::TakeOverRequest& request,
+                                       v1::HandOverInfo* reply) {
+  RETURN_IF_ERROR(
+      gate_->Admit({call->context(), "TakeOver", JobId(request.taker_job_id())}, Right::kChange)
+          .status());
+  return gate_->Change({call->context(), "TakeOver", JobId(request.job_id())}, Right::kChange,
+                       [&](const Gate::Caller&) { return RunTakeOver(call, request, reply); });
 }
 
-absl::Status HandOverService::RunTakeOver(grpc::ServerContext* context,
-                                          const v1::TakeOverRequest& request,
+absl::Status HandOverService::RunTakeOver(ServedCall* call, const v1::TakeOverRequest& request,
                                           v1::HandOverInfo* reply) {
   ASSIGN_OR_RETURN(const coordinator::TakeOver event, Decode(request));
   RETURN_IF_ERROR(host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
@@ -299,7 +273,7 @@ absl::Status HandOverService::RunTakeOver(grpc::ServerContext* context,
   return host_->AwaitCore(
       {event.job, event.taker},
       [&](const Coordinator& core) { return LookAtTakeOver(core, event, reply); },
-      [context] { return context->IsCancelled(); });
+      [call] { return call->context()->IsCancelled(); });
 }
 
 }  // namespace tessera::coordinator

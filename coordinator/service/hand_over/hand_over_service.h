@@ -3,51 +3,39 @@
 #define TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_SERVICE_H_
 
 #include <atomic>
+#include <cstdint>
 
+#include "absl/status/status.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/hand_over/hand_over_reader.h"
 #include "coordinator/service/live/live_hub.h"
-#include "grpcpp/support/sync_stream.h"
-#include "proto/hand_over.grpc.pb.h"
+#include "coordinator/service/serve.h"
+#include "proto/hand_over.pb.h"
 
 namespace tessera::coordinator {
 
-class HandOverService : public v1::HandOvers::StreamedService {
+class HandOverService {
  public:
   // `host`, `gate` and `hub` outlive this.
   HandOverService(CoordinatorHost* host, const Gate* gate, LiveHub* hub, const LiveTimes& times)
       : host_(host), gate_(gate), hub_(hub), times_(times) {}
-
-  grpc::Status StreamedOffer(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::OfferRequest, v1::HandOverInfo>* stream) override;
-  grpc::Status StreamedAwaitEnd(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::AwaitEndRequest, v1::HandOverInfo>* stream) override;
-  grpc::Status StreamedCancel(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::CancelHandOverRequest, v1::HandOverInfo>* stream) override;
-  grpc::Status StreamedGet(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::GetHandOverRequest, v1::HandOverInfo>* stream) override;
-  grpc::Status StreamedRead(
-      grpc::ServerContext* context,
-      grpc::ServerSplitStreamer<v1::ReadHandOverRequest, v1::HandOverReply>* stream) override;
-  grpc::Status StreamedTakeOver(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::TakeOverRequest, v1::HandOverInfo>* stream) override;
+  void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
-  absl::Status RunOffer(grpc::ServerContext* context, const v1::OfferRequest& request,
+  absl::Status Offer(ServedCall* call, const v1::OfferRequest& request, v1::HandOverInfo* reply);
+  absl::Status RunOffer(ServedCall* call, const v1::OfferRequest& request, v1::HandOverInfo* reply);
+  absl::Status AwaitEnd(ServedCall* call, const v1::AwaitEndRequest& request,
                         v1::HandOverInfo* reply);
-  absl::Status RunAwaitEnd(grpc::ServerContext* context, const v1::AwaitEndRequest& request,
-                           v1::HandOverInfo* reply);
-  absl::Status RunCancel(grpc::ServerContext* context, const v1::CancelHandOverRequest& request,
-                         v1::HandOverInfo* reply);
-  absl::Status RunGet(grpc::ServerContext* context, EnteredCall* entered,
-                      const v1::GetHandOverRequest& request, v1::HandOverInfo* reply);
-  absl::Status RunTakeOver(grpc::ServerContext* context, const v1::TakeOverRequest& request,
+  absl::Status Cancel(ServedCall* call, const v1::CancelHandOverRequest& request,
+                      v1::HandOverInfo* reply);
+  absl::Status Get(ServedCall* call, const v1::GetHandOverRequest& request,
+                   v1::HandOverInfo* reply);
+  absl::Status Read(CallStream<v1::ReadHandOverRequest, v1::HandOverReply>* stream,
+                    v1::ReadHandOverRequest request);
+  absl::Status TakeOver(ServedCall* call, const v1::TakeOverRequest& request,
+                        v1::HandOverInfo* reply);
+  absl::Status RunTakeOver(ServedCall* call, const v1::TakeOverRequest& request,
                            v1::HandOverInfo* reply);
 
   CoordinatorHost* const host_;

@@ -2,30 +2,30 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_SERVICE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_SERVICE_H_
 
+#include "absl/status/status.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/live/live_hub.h"
 #include "coordinator/service/live/live_reader.h"
-#include "grpcpp/support/sync_stream.h"
-#include "proto/live_state.grpc.pb.h"
+#include "coordinator/service/serve.h"
+#include "proto/live_state.pb.h"
 
 namespace tessera::coordinator {
 
 // For clients.
-class LiveStateService : public v1::LiveState::StreamedService {
+class LiveStateService {
  public:
   // `host`, `gate` and `hub` outlive this.
   LiveStateService(CoordinatorHost* host, const Gate* gate, LiveHub* hub, const LiveTimes& times)
       : host_(host), gate_(gate), hub_(hub), times_(times) {}
-
-  grpc::Status StreamedListLiveState(
-      grpc::ServerContext* context,
-      grpc::ServerSplitStreamer<v1::LiveStateQuery, v1::LiveTensorInfo>* stream) override;
-  grpc::Status StreamedGetLiveState(
-      grpc::ServerContext* context,
-      grpc::ServerSplitStreamer<v1::LiveStateQuery, v1::LiveStateReply>* stream) override;
+  void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
+  absl::Status List(CallStream<v1::LiveStateQuery, v1::LiveTensorInfo>* stream,
+                    v1::LiveStateQuery query);
+  absl::Status Get(CallStream<v1::LiveStateQuery, v1::LiveStateReply>* stream,
+                   v1::LiveStateQuery query);
+
   CoordinatorHost* const host_;
   const Gate* const gate_;
   LiveHub* const hub_;
@@ -33,16 +33,13 @@ class LiveStateService : public v1::LiveState::StreamedService {
 };
 
 // For workers, which dial the coordinator.
-class LiveRelayService : public v1::LiveRelay::Service {
+class LiveRelayService {
  public:
-  using Stream = grpc::ServerReaderWriter<v1::LiveCommand, v1::LiveEvent>;
-
   LiveRelayService(const Gate* gate, LiveHub* hub) : gate_(gate), hub_(hub) {}
-
-  grpc::Status Relay(grpc::ServerContext* context, Stream* stream) override;
+  void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
-  absl::Status RunRelay(grpc::ServerContext* context, Stream* stream);
+  absl::Status Relay(CallStream<v1::LiveEvent, v1::LiveCommand>* stream, v1::LiveEvent hello);
 
   const Gate* const gate_;
   LiveHub* const hub_;

@@ -13,9 +13,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
-#include "coordinator/service/serve.h"
 #include "job/live_plan.h"
-#include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -33,9 +31,9 @@ bool IsSameMemory(const std::vector<RankPlacement>& a, const std::vector<RankPla
 // One client's call.
 class MapCall {
  public:
-  MapCall(CoordinatorHost* host, MapHub* hub, const LiveTimes& times, grpc::ServerContext* context,
+  MapCall(CoordinatorHost* host, MapHub* hub, const LiveTimes& times,
           LiveMapService::Stream* stream)
-      : host_(host), hub_(hub), times_(times), context_(context), stream_(stream) {}
+      : host_(host), hub_(hub), times_(times), context_(stream->context()), stream_(stream) {}
   ~MapCall() { CloseLines(); }
 
   absl::Status Plan(const v1::LiveStateQuery& query, const Gate::Caller& caller) {
@@ -193,21 +191,19 @@ class MapCall {
 
 }  // namespace
 
-grpc::Status LiveMapService::MapLiveState(grpc::ServerContext* context, Stream* stream) {
-  return ToGrpcStatus(Run(context, stream));
+void LiveMapService::AddTo(CallServer* calls) {
+  AddStream(calls, "tessera.v1.LiveMap/MapLiveState", "MapLiveState", CallKind::kWaiting, this,
+            &LiveMapService::Map, kMaxMessageBytes);
 }
 
-absl::Status LiveMapService::Run(grpc::ServerContext* context, Stream* stream) {
-  const Gate::Call call{context, "MapLiveState"};
-  ASSIGN_OR_RETURN(EnteredCall entered, gate_->Enter(call, CallKind::kWaiting));
-  v1::LiveStateQuery query;
-  RETURN_IF_ERROR(ReadFirst(*gate_, call, &entered, stream, &query, kMaxMessageBytes));
+absl::Status LiveMapService::Map(Stream* stream, v1::LiveStateQuery query) {
+  grpc::ServerContext* const context = stream->context();
   ASSIGN_OR_RETURN(const Gate::Caller caller,
                    gate_->Admit({context, "MapLiveState", JobId(query.job_id())}, Right::kRead));
   absl::Status status;
   JobId job;
   {
-    MapCall map(host_, hub_, times_, context, stream);
+    MapCall map(host_, hub_, times_, stream);
     RETURN_IF_ERROR(map.Plan(query, caller));
     job = map.job();
     RETURN_IF_ERROR(hub_->Enter(job, SteadyNow() + times_.answer,
@@ -218,23 +214,23 @@ absl::Status LiveMapService::Run(grpc::ServerContext* context, Stream* stream) {
   return status;
 }
 
-grpc::Status LiveMapRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
-  return ToGrpcStatus(RunRelay(context, stream));
+void LiveMapRelayService::AddTo(CallServer* calls) {
+  AddStream(calls, "tessera.v1.LiveMapRelay/Relay", "LiveMapRelay", CallKind::kOfWorker, this,
+            &LiveMapRelayService::Relay);
 }
 
-absl::Status LiveMapRelayService::RunRelay(grpc::ServerContext* context, Stream* stream) {
-  const Gate::Call call{context, "LiveMapRelay"};
-  ASSIGN_OR_RETURN(EnteredCall entered, gate_->Enter(call, CallKind::kOfWorker));
-  v1::LiveMapEvent event;
-  RETURN_IF_ERROR(ReadFirst(*gate_, call, &entered, stream, &event));
+absl::Status LiveMapRelayService::Relay(CallStream<v1::LiveMapEvent, v1::LiveMapOffer>* stream,
+                                        v1::LiveMapEvent event) {
+  grpc::ServerContext* const context = stream->context();
   if (!event.has_hello())
     return absl::InvalidArgumentError("the stream does not begin with a hello");
-  RETURN_IF_ERROR(gate_->AdmitWorker(call, event.hello().worker_id()).status());
+  RETURN_IF_ERROR(
+      gate_->AdmitWorker({context, "LiveMapRelay"}, event.hello().worker_id()).status());
   const std::shared_ptr<MapLine> line =
       hub_->Find(event.hello().session(), event.hello().worker_id());
   if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))
     return absl::NotFoundError("nobody waits for this worker's descriptors");
-  entered.GiveUpPlace();
+  stream->call()->GiveUpPlace();
   if (stream->Write(line->offer())) {
     while (stream->Read(&event)) line->Answer(std::move(event));
   }

@@ -3,27 +3,28 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_MAP_SERVICE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_MAP_SERVICE_H_
 
+#include "absl/status/status.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/live/live_reader.h"
 #include "coordinator/service/live/map_hub.h"
-#include "proto/live_map.grpc.pb.h"
+#include "coordinator/service/serve.h"
+#include "proto/live_map.pb.h"
 
 namespace tessera::coordinator {
 
 // For clients.
-class LiveMapService : public v1::LiveMap::Service {
+class LiveMapService {
  public:
-  using Stream = grpc::ServerReaderWriter<v1::LiveMapReply, v1::LiveStateQuery>;
+  using Stream = CallStream<v1::LiveStateQuery, v1::LiveMapReply>;
 
   // `host`, `gate` and `hub` outlive this.
   LiveMapService(CoordinatorHost* host, const Gate* gate, MapHub* hub, const LiveTimes& times)
       : host_(host), gate_(gate), hub_(hub), times_(times) {}
-
-  grpc::Status MapLiveState(grpc::ServerContext* context, Stream* stream) override;
+  void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
-  absl::Status Run(grpc::ServerContext* context, Stream* stream);
+  absl::Status Map(Stream* stream, v1::LiveStateQuery query);
 
   CoordinatorHost* const host_;
   const Gate* const gate_;
@@ -32,16 +33,14 @@ class LiveMapService : public v1::LiveMap::Service {
 };
 
 // For workers, which dial the coordinator.
-class LiveMapRelayService : public v1::LiveMapRelay::Service {
+class LiveMapRelayService {
  public:
-  using Stream = grpc::ServerReaderWriter<v1::LiveMapOffer, v1::LiveMapEvent>;
-
   LiveMapRelayService(const Gate* gate, MapHub* hub) : gate_(gate), hub_(hub) {}
-
-  grpc::Status Relay(grpc::ServerContext* context, Stream* stream) override;
+  void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
-  absl::Status RunRelay(grpc::ServerContext* context, Stream* stream);
+  absl::Status Relay(CallStream<v1::LiveMapEvent, v1::LiveMapOffer>* stream,
+                     v1::LiveMapEvent event);
 
   const Gate* const gate_;
   MapHub* const hub_;

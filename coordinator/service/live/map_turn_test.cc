@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "base/status_matchers.h"
 #include "coordinator/core/job_spec.h"
+#include "coordinator/service/call_server.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/live/map_hub.h"
 #include "coordinator/service/live/map_service.h"
@@ -47,15 +48,19 @@ class MapTurnTest : public ::testing::Test {
     gate_ = std::make_unique<Gate>(host_.get(), std::move(rules),
                                    CallerIdentities(std::move(token), nullptr), Gate::Limits());
     service_ = std::make_unique<LiveMapService>(host_.get(), gate_.get(), &hub_, LiveTimes());
+    calls_ = std::make_unique<CallServer>(gate_.get());
+    service_->AddTo(calls_.get());
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
-    builder.RegisterService(service_.get());
+    calls_->AddTo(&builder);
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
+    ASSERT_OK(calls_->Start());
   }
   void TearDown() override {
     server_->Shutdown();
     host_->Stop();
+    calls_->Stop();
   }
   void CreateJob(const std::string& request, int world_size) {
     JobConfig config;
@@ -99,6 +104,7 @@ class MapTurnTest : public ::testing::Test {
   std::unique_ptr<CoordinatorHost> host_;
   std::unique_ptr<Gate> gate_;
   std::unique_ptr<LiveMapService> service_;
+  std::unique_ptr<CallServer> calls_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };

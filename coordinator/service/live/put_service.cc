@@ -7,26 +7,20 @@
 
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "coordinator/service/serve.h"
-#include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
 
-grpc::Status LivePutService::PutLiveState(grpc::ServerContext* context,
-                                          grpc::ServerReader<v1::PutRequest>* reader,
-                                          v1::PutReply* reply) {
-  return ToGrpcStatus(Run(context, reader, reply));
+void LivePutService::AddTo(CallServer* calls) {
+  AddStream(calls, "tessera.v1.LivePut/PutLiveState", "PutLiveState", CallKind::kWaiting, this,
+            &LivePutService::Put, kMaxMessageBytes);
 }
 
-absl::Status LivePutService::Run(grpc::ServerContext* context,
-                                 grpc::ServerReader<v1::PutRequest>* reader, v1::PutReply* reply) {
-  const Gate::Call call{context, "PutLiveState"};
-  ASSIGN_OR_RETURN(EnteredCall entered, gate_->Enter(call, CallKind::kWaiting));
-  v1::PutRequest first;
-  RETURN_IF_ERROR(ReadFirst(*gate_, call, &entered, reader, &first, kMaxMessageBytes));
+absl::Status LivePutService::Put(CallStream<v1::PutRequest, v1::PutReply>* stream,
+                                 v1::PutRequest first) {
+  grpc::ServerContext* const context = stream->context();
   if (!first.has_begin()) return absl::InvalidArgumentError("the put does not begin with a begin");
   LiveWriter::Client client;
-  client.read = [reader](v1::PutRequest* request) { return reader->Read(request); };
+  client.read = [stream](v1::PutRequest* request) { return stream->Read(request); };
   client.cancelled = [context] { return context->IsCancelled(); };
   client.cancel = [context] { context->TryCancel(); };
   return gate_->Change(
@@ -34,29 +28,30 @@ absl::Status LivePutService::Run(grpc::ServerContext* context,
       [&](const Gate::Caller& caller) -> absl::Status {
         if (first.begin().creation() == 0)
           first.mutable_begin()->set_creation(caller.creation.value());
-        ASSIGN_OR_RETURN(*reply,
+        ASSIGN_OR_RETURN(const v1::PutReply reply,
                          LiveWriter(host_, hub_, times_, std::move(client)).Write(first.begin()));
+        stream->call()->SetReply([reply] { return ToBytes(reply); });
         return absl::OkStatus();
       });
 }
 
-grpc::Status LivePutRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
-  return ToGrpcStatus(RunRelay(context, stream));
+void LivePutRelayService::AddTo(CallServer* calls) {
+  AddStream(calls, "tessera.v1.LivePutRelay/Relay", "LivePutRelay", CallKind::kOfWorker, this,
+            &LivePutRelayService::Relay);
 }
 
-absl::Status LivePutRelayService::RunRelay(grpc::ServerContext* context, Stream* stream) {
-  const Gate::Call call{context, "LivePutRelay"};
-  ASSIGN_OR_RETURN(EnteredCall entered, gate_->Enter(call, CallKind::kOfWorker));
-  v1::PutEvent event;
-  RETURN_IF_ERROR(ReadFirst(*gate_, call, &entered, stream, &event));
+absl::Status LivePutRelayService::Relay(CallStream<v1::PutEvent, v1::PutCommand>* stream,
+                                        v1::PutEvent event) {
+  grpc::ServerContext* const context = stream->context();
   if (!event.has_hello())
     return absl::InvalidArgumentError("the stream does not begin with a hello");
-  RETURN_IF_ERROR(gate_->AdmitWorker(call, event.hello().worker_id()).status());
+  RETURN_IF_ERROR(
+      gate_->AdmitWorker({context, "LivePutRelay"}, event.hello().worker_id()).status());
   const std::shared_ptr<PutLine> line =
       hub_->Find(event.hello().session(), event.hello().worker_id());
   if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))
     return absl::NotFoundError("nobody waits for this worker's part");
-  entered.GiveUpPlace();
+  stream->call()->GiveUpPlace();
   absl::StatusOr<std::thread> writer = StartThread("a put's stream", [&line, stream, context] {
     while (std::optional<v1::PutCommand> command = line->Pop()) {
       if (stream->Write(*command)) continue;

@@ -2,28 +2,26 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_PUT_SERVICE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_PUT_SERVICE_H_
 
+#include "absl/status/status.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/live/live_writer.h"
 #include "coordinator/service/live/put_hub.h"
-#include "proto/live_put.grpc.pb.h"
+#include "coordinator/service/serve.h"
+#include "proto/live_put.pb.h"
 
 namespace tessera::coordinator {
 
 // For clients.
-class LivePutService : public v1::LivePut::Service {
+class LivePutService {
  public:
   // `host`, `gate` and `hub` outlive this.
   LivePutService(CoordinatorHost* host, const Gate* gate, PutHub* hub, const PutTimes& times)
       : host_(host), gate_(gate), hub_(hub), times_(times) {}
-
-  grpc::Status PutLiveState(grpc::ServerContext* context,
-                            grpc::ServerReader<v1::PutRequest>* reader,
-                            v1::PutReply* reply) override;
+  void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
-  absl::Status Run(grpc::ServerContext* context, grpc::ServerReader<v1::PutRequest>* reader,
-                   v1::PutReply* reply);
+  absl::Status Put(CallStream<v1::PutRequest, v1::PutReply>* stream, v1::PutRequest first);
 
   CoordinatorHost* const host_;
   const Gate* const gate_;
@@ -32,16 +30,13 @@ class LivePutService : public v1::LivePut::Service {
 };
 
 // For workers, which dial the coordinator.
-class LivePutRelayService : public v1::LivePutRelay::Service {
+class LivePutRelayService {
  public:
-  using Stream = grpc::ServerReaderWriter<v1::PutCommand, v1::PutEvent>;
-
   LivePutRelayService(const Gate* gate, PutHub* hub) : gate_(gate), hub_(hub) {}
-
-  grpc::Status Relay(grpc::ServerContext* context, Stream* stream) override;
+  void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
-  absl::Status RunRelay(grpc::ServerContext* context, Stream* stream);
+  absl::Status Relay(CallStream<v1::PutEvent, v1::PutCommand>* stream, v1::PutEvent event);
 
   const Gate* const gate_;
   PutHub* const hub_;

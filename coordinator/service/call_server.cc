@@ -1,0 +1,113 @@
+#include "coordinator/service/call_server.h"
+
+#include <utility>
+
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "base/steady_time.h"
+#include "net/end_connection.h"
+
+namespace tessera::coordinator {
+namespace {
+
+// Calls that gRPC may hand over before one of them has been looked at. So many that none waits in
+// gRPC: what waits for our threads keeps them from reading more.
+constexpr int kAwaitedCalls = 1024;
+
+}  // namespace
+
+void CallServer::AddTo(grpc::ServerBuilder* builder) {
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kToldMaxOfConnection);
+  builder->RegisterAsyncGenericService(&generic_);
+  queue_ = builder->AddCompletionQueue();
+}
+
+absl::Status CallServer::Start() {
+  while (threads_.size() < kEventThreads) {
+    ASSIGN_OR_RETURN(std::thread thread, StartThread("gRPC's events", [this] {
+                       void* tag = nullptr;
+                       bool ok = false;
+                       while (queue_->Next(&tag, &ok)) ServedCall::OnEvent(tag, ok);
+                     }));
+    threads_.push_back(std::move(thread));
+  }
+  for (int i = 0; i < kAwaitedCalls; ++i) AwaitCall();
+  return absl::OkStatus();
+}
+
+void CallServer::Stop() {
+  if (queue_ == nullptr) return;
+  {
+    const auto are_gone = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return num_calls_ == 0; };
+    absl::MutexLock lock(&mu_);
+    if (std::exchange(is_stopped_, true)) return;
+    mu_.Await(absl::Condition(&are_gone));
+  }
+  queue_->Shutdown();
+  for (std::thread& thread : threads_) thread.join();
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_->Next(&tag, &ok)) ServedCall::OnEvent(tag, ok);  // There were no threads.
+}
+
+void CallServer::AwaitCall() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (is_stopped_) return;
+    ++num_calls_;
+  }
+  ServedCall::Await(this);
+}
+
+void CallServer::NoteGone() {
+  absl::MutexLock lock(&mu_);
+  --num_calls_;
+}
+
+const Method* CallServer::Find(const std::string& path) const {
+  const auto it = methods_.find(path);
+  return it == methods_.end() ? nullptr : &it->second;
+}
+
+bool CallServer::NoteArrived(const std::string& peer) {
+  {
+    absl::MutexLock lock(&peers_mu_);
+    const int count = ++calls_of_peers_[peer];
+    if (count <= kMaxOfConnection) return true;
+    if (count > kMaxOfConnection + 1) return false;  // It has been ended, and these came before.
+  }
+  EndConnection(peer);
+  return false;
+}
+
+void CallServer::NoteLeft(const std::string& peer) {
+  absl::MutexLock lock(&peers_mu_);
+  const auto count = calls_of_peers_.find(peer);
+  if (--count->second == 0) calls_of_peers_.erase(count);
+}
+
+void CallServer::NoteEnding(ServedCall* call) {
+  ServedCall* oldest = nullptr;
+  {
+    absl::MutexLock lock(&ending_mu_);
+    call->ending_since_ = SteadyNow();
+    call->place_in_ending_ = ending_.insert(ending_.end(), call);
+    oldest = ending_.front();
+    // Most are on their way, and only wait for their events to be looked at.
+    if (ending_.size() <= kMaxEnding || SteadyNow() - oldest->ending_since_ < kMaxEndingTime)
+      return;
+    oldest->Ref();  // While there is the call, its connection's descriptor is no other's.
+    oldest->place_in_ending_.reset();
+    ending_.pop_front();
+  }
+  EndConnection(oldest->peer_);
+  oldest->Unref();
+}
+
+void CallServer::NoteEnded(ServedCall* call) {
+  absl::MutexLock lock(&ending_mu_);
+  if (call->place_in_ending_.has_value()) ending_.erase(*call->place_in_ending_);
+  call->place_in_ending_.reset();
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,109 @@
+// Serves the coordinator's methods, whichever services they are of, with few threads: some that
+// wait for gRPC's events, up to kShortThreads for calls that are answered at once, and one for each
+// call that waits or streams and has been let in. serve.h has how methods are added.
+//
+// gRPC reads nothing of a call before we ask for it, and holds no thread for one: so a client that
+// sends slowly, does not read its socket, or is refused, costs some kilobytes a call. A connection
+// with more than kMaxOfConnection calls is ended: gRPC tells its clients of a limit, and does not
+// keep to it where they say nothing. Where there are more than kMaxEnding calls whose status is
+// being sent, the connection of one that has taken longer than kMaxEndingTime for it is ended.
+//
+// Thread-safe once it serves.
+#ifndef TESSERA_COORDINATOR_SERVICE_CALL_SERVER_H_
+#define TESSERA_COORDINATOR_SERVICE_CALL_SERVER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "coordinator/service/call_limits.h"
+#include "coordinator/service/gate.h"
+#include "coordinator/service/handler_pool.h"
+#include "coordinator/service/served_call.h"
+#include "grpcpp/completion_queue.h"
+#include "grpcpp/generic/async_generic_service.h"
+#include "grpcpp/server_builder.h"
+#include "grpcpp/support/byte_buffer.h"
+
+namespace tessera::coordinator {
+
+// What a client or server of ours takes in one message. A model of 100,000 parameters takes some 20
+// MiB.
+constexpr int kMaxMessageBytes = 64 << 20;
+// Of the first message of a call, but for methods that say otherwise.
+constexpr int64_t kMaxRequestBytes = int64_t{1} << 20;
+
+struct Method {
+  std::string name;  // As the log has it.
+  CallKind kind = CallKind::kShort;
+  bool has_own_thread = false;
+  int64_t max_request_bytes = kMaxRequestBytes;
+  std::function<absl::Status(ServedCall*)> run;  // Null: everybody is told `fixed`, unread.
+  absl::StatusOr<grpc::ByteBuffer> fixed = absl::UnimplementedError("");
+};
+
+class CallServer {
+ public:
+  static constexpr size_t kEventThreads = 8;
+  static constexpr size_t kShortThreads = 64;
+  static constexpr size_t kMaxEnding = 1024;
+  static constexpr absl::Duration kMaxEndingTime = absl::Seconds(2);
+  // Of which gRPC's clients know; more may be on their way to their end.
+  static constexpr int kToldMaxOfConnection = 64;
+  static constexpr int kMaxOfConnection = 4 * kToldMaxOfConnection;
+
+  // `gate` outlives this.
+  explicit CallServer(const Gate* gate) : gate_(gate) {}
+  ~CallServer() { Stop(); }
+
+  void Add(const std::string& path, Method method) { methods_["/" + path] = std::move(method); }
+  // All methods of the server that is built.
+  void AddTo(grpc::ServerBuilder* builder);
+  // Once the server is built. Errors: ResourceExhausted  no thread can be made
+  absl::Status Start();
+  // Once it is shut down; waits for all calls. Idempotent.
+  void Stop();
+
+ private:
+  friend class ServedCall;
+
+  void AwaitCall();
+  void NoteGone();  // A call that was awaited, whether or not it came.
+  const Method* Find(const std::string& path) const;
+  // A call of this connection has come, or gone. False: there are too many, and it has been ended.
+  bool NoteArrived(const std::string& peer);
+  void NoteLeft(const std::string& peer);
+  // Its status is being sent, and no more is known of it than that.
+  void NoteEnding(ServedCall* call);
+  void NoteEnded(ServedCall* call);
+
+  const Gate* const gate_;
+  std::map<std::string, Method> methods_;
+  grpc::AsyncGenericService generic_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  absl::Mutex mu_;
+  bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
+  int num_calls_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Mutex peers_mu_;
+  std::map<std::string, int> calls_of_peers_ ABSL_GUARDED_BY(peers_mu_);
+  absl::Mutex ending_mu_;
+  std::list<ServedCall*> ending_ ABSL_GUARDED_BY(ending_mu_);  // The oldest first.
+  std::vector<std::thread> threads_;                           // That wait for events.
+  HandlerPool short_{kShortThreads};
+  HandlerPool long_{SIZE_MAX};  // The gate has limits to them.
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_CALL_SERVER_H_
