@@ -190,7 +190,7 @@ TEST_F(SaveModelTest, WhatIsNoModelOrAsksForWhatThereIsNotIsRefused) {
   refused(Path("m"), negative, kInvalid, "files of -1 bytes");
   refused(Path("m"), int64, kInvalid, "fp32, bf16 or fp16");
   refused(Path("m"), fp64, kInvalid, "fp32, bf16 or fp16");
-  refused("m", files, kInvalid, "'m' is not the absolute path of a folder");
+  refused("m", files, kInvalid, "'m' is not an absolute path of a folder");
   ASSERT_TRUE(std::filesystem::create_directories(Path("photos/last-year")));
   refused(Path("photos"), files, absl::StatusCode::kFailedPrecondition, "is not replaced");
   EXPECT_TRUE(std::filesystem::exists(Path("photos/last-year")));
