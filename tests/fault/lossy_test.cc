@@ -64,7 +64,8 @@ TEST_P(LossyTest, TrainingGoesOnToTheSameBits) {
   StartTrainer(1, /*replace=*/true);
   EXPECT_EQ(Finish(), UndisturbedModel());
   const std::string fates = FatesOfCalls();
-  EXPECT_FALSE(absl::StrContains(fates, ", 0 cut")) << fates;
+  // How many messages streams have until the job is done, and so whether one is cut, depends on time.
+  EXPECT_FALSE(absl::StrContains(fates, " 0 requests lost, 0 replies lost")) << fates;
 }
 
 TEST_P(LossyTest, JobsAreMadeAndDeletedOnceHoweverOftenItIsSaid) {
