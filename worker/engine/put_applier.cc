@@ -54,8 +54,8 @@ absl::Status PutApplier::Stage(int64_t next, std::optional<TrainingProgress>* lo
   std::vector<StateArray> arrays = {StateArray::kParameter};
   if (!counts.empty()) {
     for (const StateArray moment : context_.optimizer.Moments()) arrays.push_back(moment);
+    // Only some parameters may have counts of their own. The others keep theirs.
     *loaded =
-        // Only some parameters may have counts of their own. The others keep theirs.
         LoadProgress(*options.group, options.updates, next - 1, options.config->groups.size());
     for (const auto& [parameter, count] : counts) (*loaded)->update_counts[parameter] = count;
   }

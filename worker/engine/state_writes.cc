@@ -150,8 +150,8 @@ absl::Status StateWrites::FinishWrite(const Op& op) {
   const int64_t number = context_.EnqueueRecord(op.kind, -1, 0);
   std::optional<TrainingProgress> loaded;
   if (op.sets_moments != 0) {
+    // DecodeProgress checks what the trainer sent against the job's sizes.
     ASSIGN_OR_RETURN(
-        // DecodeProgress checks what the trainer sent against the job's sizes.
         loaded, DecodeProgress(context_.trainer.TakeRequest(), options.memory->num_parameters(),
                                options.config->groups.size()));
   }

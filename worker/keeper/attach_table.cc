@@ -140,9 +140,9 @@ void AttachTable::EndWhatWasLeft(const Entry& entry, const v1::AttachRequest& re
   // peers'. What the page says of an epoch before, until this one's executor has opened it, is
   // over.
   const ControlPage& page = *context_->regions.control(rank);
+  // Acquire: what the executor reset when it opened the epoch is visible with it.
   if (!IsFormer(request.former_attachment(), entry.former) &&
       epochs_->phase() == EpochPhase::kRunning &&
-      // Acquire: what the executor reset when it opened the epoch is visible with it.
       page.epoch.load(std::memory_order_acquire) ==
           static_cast<uint32_t>(epochs_->epoch().value()) &&
       page.within_step.load() != 0) {

@@ -37,8 +37,8 @@ absl::Status AwaitPacket(int socket, absl::Duration timeout) {
   while (true) {
     pollfd wait = {socket, POLLIN, 0};
     const absl::Duration left = std::max(deadline - SteadyNow(), absl::ZeroDuration());
+    // Rounded up, or the last millisecond would be spent in polls that return at once.
     const int ready =
-        // Rounded up, or the last millisecond would be spent in polls that return at once.
         poll(&wait, 1, absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))));
     if (ready > 0) return absl::OkStatus();
     if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
