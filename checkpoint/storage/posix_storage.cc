@@ -151,7 +151,7 @@ absl::Status CheckReplaceable(const std::string& path) {
 // another process puts there meanwhile is not written through.
 absl::StatusOr<UniqueFd> CreateNew(const std::string& path) {
   for (int attempt = 0; attempt < 3; ++attempt) {
-    // O_EXCL: nothing that is there is written to, whoever made it.
+    // O_EXCL: nothing that is there is written to.
     UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (fd.valid()) return fd;
     if (errno != EEXIST) return ErrnoStatus(errno, absl::StrCat("create ", path));

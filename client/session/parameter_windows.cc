@@ -43,7 +43,7 @@ void ParameterWindows::Reset() {
 absl::Status ParameterWindows::TakeOver() {
   for (int unit = 0; unit < client_->num_units(); ++unit) {
     const UnitWords& words = client_->page()->units[unit];
-    // The counts go on in this epoch, whoever the trainer is.
+    // The counts go on in this epoch, with whichever trainer.
     unshards_[unit] = words.unsharded.load();
     if (words.state.load() == static_cast<uint32_t>(UnitState::kSharded)) continue;
     // An earlier trainer of this epoch left it open. The executor still counts it as unsharded.
