@@ -54,11 +54,13 @@ absl::Duration NextDelay(Registry* registry) {
 }  // namespace
 
 absl::Status FaultPoint(absl::string_view name) {
+  // The common case costs one load. It orders nothing: tests arm before they act.
   if (!any_armed.load(std::memory_order_relaxed)) return absl::OkStatus();
   Registry& registry = GetRegistry();
   const absl::Duration delay = NextDelay(&registry);
   if (delay > absl::ZeroDuration()) {
     num_delays.fetch_add(1, std::memory_order_relaxed);
+    // Outside the lock, so that delays of several threads overlap.
     absl::SleepFor(delay);
   }
   absl::MutexLock lock(&registry.mu);
@@ -67,6 +69,7 @@ absl::Status FaultPoint(absl::string_view name) {
   if (it->second.action == FaultAction::kKillProcess) raise(SIGKILL);
   const FaultAction action = it->second.action;
   absl::Status status = action == FaultAction::kFail ? it->second.status : absl::OkStatus();
+  // Before the process stops: a fault happens once.
   registry.faults.erase(it);
   if (action == FaultAction::kStopProcess) raise(SIGSTOP);
   if (action == FaultAction::kHold) {

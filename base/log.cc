@@ -43,6 +43,7 @@ void SetLogContext(absl::string_view context) {
   formatter->add_flag<EscapedMessage>('*').set_pattern(
       absl::StrCat("%Y-%m-%dT%H:%M:%S.%e %^%L%$ ", escaped, "] %*"));
   logger->set_formatter(std::move(formatter));
+  // A line that explains a crash must be out before it.
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
 }

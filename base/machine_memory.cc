@@ -43,6 +43,7 @@ std::vector<std::string> GroupFolders() {
   for (std::string line; std::getline(groups, line);) {
     absl::string_view group = line;
     if (!absl::ConsumePrefix(&group, "0::")) continue;  // Of version 2.
+    // The groups around it limit it too.
     while (true) {
       folders.push_back(absl::StrCat("/sys/fs/cgroup", group == "/" ? "" : group));
       if (group.empty() || group == "/") break;
@@ -72,6 +73,7 @@ int64_t AvailableMemoryBytes() {
                          ReadField(stat, "inactive_file") - ReadField(stat, "active_file") / 2;
     available = std::min(available, most - used);
   }
+  // The tightest group decides.
   return available;
 }
 

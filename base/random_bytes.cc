@@ -15,6 +15,7 @@ std::string RandomBytes(int count) {
   while (got < bytes.size()) {
     const ssize_t more = getrandom(bytes.data() + got, bytes.size() - got, 0);
     if (more < 0 && errno == EINTR) continue;
+    // Secrets are made of these, so the process must not go on without them.
     TESSERA_CHECK(more > 0);
     got += more;
   }

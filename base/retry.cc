@@ -6,6 +6,7 @@ namespace tessera {
 
 absl::Duration RetryDelay(const RetryOptions& options, int attempt, double uniform) {
   absl::Duration delay = options.initial;
+  // Ends at the maximum, so that large attempts do not overflow.
   for (int i = 0; i < attempt && delay < options.max; ++i) delay *= options.multiplier;
   delay = std::min(delay, options.max);
   return delay * (1.0 + options.jitter * (2.0 * uniform - 1.0));

@@ -39,6 +39,7 @@ absl::Status Refusal(const char* name, const std::string& value, absl::string_vi
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ServiceManager>> ServiceManager::FromEnvironment() {
+  // Taken out of the environment, so that child processes do not answer for this one.
   std::string address = Take(kSocket);
   const std::string patience = Take(kPatience), of = Take(kOf);
   if (!address.empty() && (address.size() < 2 || address.size() >= sizeof(sockaddr_un::sun_path) ||
@@ -69,6 +70,7 @@ absl::Status ServiceManager::Watch(std::function<bool()> makes_progress) {
                      do {
                        if (makes_progress()) Tell("WATCHDOG=1");
                        absl::MutexLock lock(&mu_);
+                       // Twice in the time that the manager grants.
                        if (AwaitWithTimeout(&mu_, absl::Condition(&ended_), patience_ / 2)) return;
                      } while (true);
                    }));

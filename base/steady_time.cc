@@ -17,6 +17,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
+// Times of the steady clock are written as absl::Time, counted from one moment of the wall clock.
 struct Origin {
   absl::Time wall = absl::Now();
   SteadyClock::time_point steady = SteadyClock::now();
@@ -62,6 +63,7 @@ class Alarms {
       (void)registered;
     }
     alarm->at = alarmed_.emplace(deadline, alarm);
+    // The thread sleeps until the first deadline, which is another one now.
     if (alarm->at == alarmed_.begin()) earlier_.notify_one();
     return true;
   }
@@ -89,6 +91,7 @@ class Alarms {
       }
       Alarm* const alarm = alarmed_.begin()->second;
       alarmed_.erase(alarmed_.begin());
+      // Set again until its waiter takes it off: the lock below may fail.
       alarm->at = alarmed_.emplace(SteadyClock::now() + kAgain, alarm);
       // Its waiter does not pass Clear() meanwhile, so the mutex is there.
       if (alarm->mu->TryLock()) alarm->mu->Unlock();
@@ -125,6 +128,7 @@ absl::Time WallNow() { return absl::Now(); }
 
 std::chrono::system_clock::time_point GrpcDeadline(absl::Time steady) {
   if (steady == absl::InfiniteFuture()) return std::chrono::system_clock::time_point::max();
+  // gRPC takes wall times, so only the distance counts.
   return absl::ToChronoTime(WallNow() + (steady - SteadyNow()));
 }
 
@@ -133,6 +137,7 @@ bool AwaitWithDeadline(absl::Mutex* mu, const absl::Condition& condition, absl::
     mu->Await(condition);
     return true;
   }
+  // Before an alarm is set: most conditions hold at once.
   if (condition.Eval()) return true;
   if (SteadyNow() >= deadline) return false;
   struct Wait {
@@ -144,6 +149,7 @@ bool AwaitWithDeadline(absl::Mutex* mu, const absl::Condition& condition, absl::
   Alarms::Alarm alarm = {mu, {}};
   const absl::Time now = SteadyNow();
   if (!ProcessAlarms().Set(&alarm, AsSteady(std::min(deadline, now + kLongest))))
+    // Without a thread for alarms absl's own wait has to do, by the wall clock.
     return mu->AwaitWithTimeout(condition, deadline - now);
   mu->Await(absl::Condition(&wait, &Wait::is_over));
   ProcessAlarms().Clear(&alarm);

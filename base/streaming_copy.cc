@@ -19,6 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 void Stream(uint8_t* to, const uint8_t* from, size_t size_bytes) {
   const hn::ScalableTag<uint8_t> d;
   const size_t n = hn::Lanes(d);
+  // Streaming stores need aligned addresses.
   const size_t past = reinterpret_cast<uintptr_t>(to) % n;
   const size_t head = std::min(size_bytes, past == 0 ? 0 : n - past);
   if (head > 0) memcpy(to, from, head);

@@ -47,6 +47,7 @@ UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
 int UniqueFd::Release() { return std::exchange(fd_, -1); }
 
 void UniqueFd::Reset(int fd) {
+  // Not repeated: after EINTR the descriptor is gone on Linux.
   if (fd_ >= 0) close(fd_);
   fd_ = fd;
 }

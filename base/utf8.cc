@@ -51,6 +51,7 @@ std::string PrintableUtf8(absl::string_view text) {
     const size_t size = CharacterBytes(text);
     const absl::string_view part = text.substr(0, std::max<size_t>(size, 1));
     if (size == 0 || IsControl(part)) {
+      // Byte by byte, so that nothing of it reaches a terminal.
       for (const char byte : part)
         absl::StrAppend(&printable, absl::StrFormat("\\x%02x", static_cast<uint8_t>(byte)));
     } else {
@@ -66,6 +67,7 @@ absl::string_view Utf8Prefix(absl::string_view text, size_t max_bytes) {
   size_t cut = max_bytes;
   // A character has at most 3 bytes after its first; more of them are none of a character's.
   for (size_t back = 0; back < 3 && cut > 0 && Continues(text[cut]); ++back) --cut;
+  // These bytes are not a character: cut at the limit.
   if (Continues(text[cut])) cut = max_bytes;
   return text.substr(0, cut);
 }

@@ -35,6 +35,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
     return absl::InvalidArgumentError(
         absl::StrCat(folder, " holds no model: none of ", absl::StrJoin(names, ", ")));
   }
+  // Which one is meant cannot be guessed: readers of other programs would differ.
   if (found.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         folder, " holds more than one model: ", absl::StrJoin(found, ", "), "; name one of them"));

@@ -17,9 +17,11 @@ int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; 
 absl::StatusOr<BufferPlacement> BufferPlacement::Of(const std::vector<BufferSpec>& buffers) {
   BufferPlacement placement;
   if (buffers.empty()) return placement;
+  // The sequence words come first, then each buffer on lines of its own.
   int64_t end = RoundUp(buffers.size() * sizeof(uint64_t), kAlignment);
   for (const BufferSpec& buffer : buffers) {
     ASSIGN_OR_RETURN(const int64_t size_bytes, SizeBytes(buffer));
+    // Written as a difference, so that no sum can overflow.
     if (size_bytes > kMaxBankBytes - end) {
       return absl::InvalidArgumentError(
           absl::StrCat("buffer '", buffer.name, "': the buffers are too large"));

@@ -9,6 +9,7 @@
 namespace tessera {
 
 absl::Status CheckWorkerId(absl::string_view field, absl::string_view id) {
+  // Ids become parts of paths, and are written to logs.
   const auto allowed = [](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
   };

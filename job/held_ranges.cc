@@ -62,6 +62,7 @@ absl::Status ForEachHeldRange(const ModelLayout& layout, const std::vector<LiveT
     const ElementRange whole = {parameter.offset_elements,
                                 parameter.offset_elements + parameter.numel};
     if (whole.empty()) continue;
+    // Only the slices that the parameter reaches into.
     const int64_t last = (whole.end - 1) / shards.shard_numel();
     for (int64_t slice = whole.begin / shards.shard_numel(); slice <= last; ++slice) {
       if (!IsHeld(shards, slice, first_rank, end_rank)) continue;

@@ -15,6 +15,7 @@ absl::StatusOr<TensorSpec> DecodeParameter(const v1::ParameterSpec& parameter) {
   RETURN_IF_ERROR(CheckName("parameter", parameter.name()));
   const std::string context = absl::StrCat("parameter '", parameter.name(), "'");
   RETURN_IF_ERROR(CheckName(context + ": shared_with", parameter.shared_with()));
+  // Bounded before it is copied: the message comes from outside.
   RETURN_IF_ERROR(
       CheckRange(context + ": number of dimensions", parameter.shape_size(), 0, kMaxDimensions));
   absl::StatusOr<DType> dtype = DecodeDType(parameter.dtype());
@@ -189,6 +190,7 @@ namespace {
 
 absl::Status DecodeUnitOptions(const v1::UnitSpec& unit, UnitSpec* decoded) {
   const auto decode = [&](v1::DType dtype, const char* field, std::optional<DType>* to) {
+    // Unspecified: as the job has it.
     if (dtype == v1::DTYPE_UNSPECIFIED) return absl::OkStatus();
     absl::StatusOr<DType> known = DecodeDType(dtype);
     if (!known.ok()) {
@@ -211,6 +213,7 @@ absl::Status DecodeUnitOptions(const v1::UnitSpec& unit, UnitSpec* decoded) {
 }  // namespace
 
 absl::StatusOr<ModelSpec> DecodeModel(const v1::ModelSpec& model) {
+  // Counted before anything is decoded.
   int64_t num_parameters = 0;
   for (const v1::UnitSpec& unit : model.units()) num_parameters += unit.parameters_size();
   RETURN_IF_ERROR(CheckRange("number of units", model.units_size(), 0, kMaxParameters));
@@ -264,11 +267,13 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
     decoded.groups.push_back(DecodeGroup(group));
   }
   decoded.max_gradient_norm = config.max_gradient_norm();
+  // 0 is a field that was not set: the default stays.
   if (config.gradient_norm_p() != 0) decoded.gradient_norm_p = config.gradient_norm_p();
   decoded.max_gathered_units = config.max_gathered_units();
   decoded.shard_check_interval_steps = config.shard_check_interval_steps();
   decoded.max_gathered_bytes = config.max_gathered_bytes();
   decoded.gradient_slots = config.gradient_slots();
+  // Bounded, so that deadlines computed from it do not overflow.
   RETURN_IF_ERROR(CheckRange("config: collective_timeout_ms", config.collective_timeout_ms(), 0,
                              int64_t{7} * 24 * 3600 * 1000));
   decoded.collective_timeout = absl::Milliseconds(config.collective_timeout_ms());

@@ -24,6 +24,7 @@ absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
   absl::flat_hash_set<std::string> claimed;
   for (size_t i = 0; i < config.groups.size(); ++i) {
     RETURN_IF_ERROR(ValidateHyperParameters(config.groups[i], i));
+    // Group 0 has all parameters that no other group names.
     if ((i == 0) != config.groups[i].parameter_names.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "param group ", i,
@@ -98,6 +99,7 @@ absl::Status ValidateUnits(const ModelSpec& model) {
 }
 
 absl::Status ValidateBuffers(const ModelSpec& model) {
+  // Counted down, so that no sum can overflow.
   int64_t left_bytes = kMaxBufferBytes;
   for (const BufferSpec& buffer : model.buffers) {
     ASSIGN_OR_RETURN(const int64_t size_bytes, SizeBytes(buffer));
@@ -120,6 +122,7 @@ std::string FakeText(bool fake_all_gather, bool fake_reduce_scatter) {
 }
 
 absl::Status ValidateHyperParameters(const HyperParameters& numbers, size_t group) {
+  // Written so that a NaN is refused.
   const auto in_unit_interval = [](double x) { return x >= 0.0 && x < 1.0; };
   const auto non_negative = [](double x) { return std::isfinite(x) && x >= 0.0; };
   const char* bad = nullptr;
@@ -148,6 +151,7 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
   if (!std::isfinite(config.max_gradient_norm) || config.max_gradient_norm < 0) {
     return absl::InvalidArgumentError("config: max_gradient_norm is negative or not finite");
   }
+  // Written so that a NaN is refused.
   if (!(config.gradient_norm_p > 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("config: gradient_norm_p ", config.gradient_norm_p, " is not above 0"));

@@ -9,6 +9,7 @@ namespace {
 ModelSpec WithOwnPrecision(ModelSpec model, const JobConfig& config) {
   for (UnitSpec& unit : model.units) {
     if (unit.parameters.empty() || unit.parameters[0].dtype != DType::kFp64) continue;
+    // A half stays what the user chose. Everything else of an fp64 unit is fp64.
     if (!IsHalf(unit.compute_dtype.value_or(config.compute_dtype)))
       unit.compute_dtype = DType::kFp64;
     if (!IsHalf(unit.reduce_dtype.value_or(config.reduce_dtype))) unit.reduce_dtype = DType::kFp64;

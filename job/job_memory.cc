@@ -16,10 +16,12 @@ constexpr int64_t kMaxRegionBytes = int64_t{1} << 56;
 
 absl::StatusOr<int64_t> PageAligned(int64_t elements, int64_t element_bytes,
                                     absl::string_view what) {
+  // Written as a quotient, so that the product cannot overflow.
   if (elements > kMaxRegionBytes / element_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": a region of ", elements, " elements is too large"));
   }
+  // One page at least: an empty mapping is an error.
   const int64_t bytes = std::max<int64_t>(elements * element_bytes, 1);
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
@@ -66,6 +68,7 @@ absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const Job
   ASSIGN_OR_RETURN(memory.buffers_, BufferPlacement::Of(layout.buffers));
   ASSIGN_OR_RETURN(memory.state_array_bytes_,
                    PageAligned(memory.state_array_bytes_, 1, "a rank's shards"));
+  // Checked once here: offsets of slots are products of these two.
   if (memory.gradient_slot_bytes_ > kMaxRegionBytes / memory.num_gradient_slots_) {
     return absl::InvalidArgumentError("gradient slots: the job is too large");
   }
@@ -92,6 +95,7 @@ HostMemory JobMemory::host_memory(bool parameters_on_host, bool state_on_host) c
 
 absl::Status JobMemory::PlaceShard(int64_t numel, const std::string& name, UnitMemory* placed) {
   const int64_t element_bytes = SizeBytes(placed->full_dtype);
+  // Rounded up to whole elements: units of fp32 and fp64 follow each other.
   placed->shard_offset_elements = (state_array_bytes_ + element_bytes - 1) / element_bytes;
   placed->shard_offset_bytes = placed->shard_offset_elements * element_bytes;
   if (numel > (kMaxRegionBytes - placed->shard_offset_bytes) / element_bytes) {

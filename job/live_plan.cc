@@ -20,6 +20,7 @@ namespace {
 constexpr int kMaxPatterns = 100;
 
 absl::StatusOr<NameSelection> SelectionOf(const v1::LiveStateQuery& query) {
+  // Patterns are matched against all names, so their number and their length are bounded.
   RETURN_IF_ERROR(CheckRange("number of patterns", query.include_size() + query.exclude_size(), 0,
                              kMaxPatterns));
   for (const auto* patterns : {&query.include(), &query.exclude()}) {
@@ -34,6 +35,7 @@ absl::StatusOr<NameSelection> SelectionOf(const v1::LiveStateQuery& query) {
 
 absl::StatusOr<DType> ServedDType(DType kept, std::optional<DType> wanted,
                                   const std::string& parameter) {
+  // Fewer bits are served, never bits that are not there.
   if (!wanted.has_value() || *wanted == kept || *wanted == DType::kFp32 || IsHalf(*wanted))
     return wanted.value_or(kept);
   return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter, "' is kept in ",
@@ -275,6 +277,7 @@ absl::Status AddExtents(const LivePlan& plan, const std::vector<int>& source_of_
                         std::vector<v1::LiveTensorInfo>* tensors) {
   return ForEachLiveSlice(*plan.layout, plan.tensors, 0, static_cast<int>(source_of_rank.size()),
                           [&](const LiveSlice& slice) {
+                            // Slices come in order, so neighbours of one source join.
                             const int source = source_of_rank[slice.rank];
                             auto* extents =
                                 (*tensors)[plan.EntryOf(slice.tensor)].mutable_extents();

@@ -18,6 +18,7 @@ ElementRange PartOf(const UnitLayout& unit, const PlacedParameter& parameter,
   const int64_t chunk = part.rank % unit.shards.num_shards();
   if (part.form == LiveForm::kLocal) {
     const ElementRange slice = unit.shards.RangeOf(Rank(chunk));
+    // Clamped: what is outside the parameter counts as empty.
     const auto in_parameter = [&](int64_t element) {
       return std::clamp<int64_t>(element - parameter.offset_elements, 0, parameter.numel);
     };
@@ -49,6 +50,7 @@ std::vector<LiveTensor> JoinArrays(const std::vector<LiveTensor>& tensors) {
 absl::Status AddBuffers(const ModelLayout& layout, const std::vector<int>& buffers,
                         std::vector<LiveTensor>* tensors) {
   const int num_buffers = static_cast<int>(layout.buffers.size());
+  // Numbers come over the wire. In rising order each occurs once.
   int next = 0;
   for (const int buffer : buffers) {
     if (buffer < next || buffer >= num_buffers) {
@@ -69,6 +71,7 @@ absl::StatusOr<std::vector<LiveTensor>> LiveTensors(const ModelLayout& layout,
                                                     bool moments, const std::vector<int>& buffers,
                                                     const LivePartOf& part) {
   std::vector<LiveTensor> tensors;
+  // Both lists rise, so one pass is enough.
   auto wanted = job_parameters.begin();
   int job_parameter = 0;
   for (size_t unit = 0; unit < layout.units.size(); ++unit) {
@@ -133,6 +136,7 @@ absl::Status ForEachLiveSlice(const ModelLayout& layout, const std::vector<LiveT
   for (size_t t = 0; t < tensors.size(); ++t) {
     if (tensors[t].array == LiveArray::kBuffer) {
       ASSIGN_OR_RETURN(const int64_t numel, Numel(BufferOf(layout, tensors[t])));
+      // Buffers are rank 0's.
       if (numel == 0 || first_rank > 0 || end_rank < 1) continue;
       RETURN_IF_ERROR(visit({static_cast<int>(t), 0, 0, 0, numel, 0}));
       continue;

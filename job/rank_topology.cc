@@ -15,6 +15,7 @@ absl::StatusOr<RankTopology> RankTopology::Create(absl::Span<const std::string> 
   std::set<std::string> seen;
   for (size_t rank = 0; rank < hosts_by_rank.size(); ++rank) {
     if (rank > 0 && hosts_by_rank[rank] == hosts_by_rank[rank - 1]) continue;
+    // The slices of a host's ranks adjoin in memory, in rank order.
     if (!seen.insert(hosts_by_rank[rank]).second) {
       return absl::InvalidArgumentError(absl::StrCat(
           "rank ", rank, " is on '", hosts_by_rank[rank], "', rank ", rank - 1, " on '",
@@ -32,6 +33,7 @@ int RankTopology::HostOf(int rank) const {
 }
 
 int RankTopology::Agent(int host, int rank) const {
+  // Spread over the ranks of the host by the index of the rank that is served.
   return FirstRank(host) + LocalIndex(rank) % NumRanks(host);
 }
 

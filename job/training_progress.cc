@@ -36,6 +36,7 @@ std::string EncodeProgress(const TrainingProgress& progress) {
 absl::StatusOr<TrainingProgress> DecodeProgress(absl::string_view bytes, int num_parameters,
                                                 int num_groups) {
   TrainingProgress progress;
+  // Before anything is read: the length is the sender's.
   if (bytes.size() != sizeof(int64_t) * (1 + num_parameters) + sizeof(HyperParameters) * num_groups)
     return absl::InvalidArgumentError(
         absl::StrCat("training progress of ", bytes.size(), " bytes"));
@@ -47,6 +48,7 @@ absl::StatusOr<TrainingProgress> DecodeProgress(absl::string_view bytes, int num
   if (progress.step < 0)
     return absl::InvalidArgumentError(absl::StrCat("training progress: step ", progress.step));
   for (const int64_t count : progress.update_counts) {
+    // The group page counts in 32 bits.
     if (count < 0 || count > std::numeric_limits<uint32_t>::max())
       return absl::InvalidArgumentError(absl::StrCat("training progress: ", count, " updates"));
   }

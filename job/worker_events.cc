@@ -12,6 +12,7 @@ constexpr int64_t kMaxRemoved = 4096;  // Checkpoints by one save.
 
 }  // namespace
 
+// The numbers come from executors. Sums and differences of them must not overflow.
 absl::Status CheckOrder(const v1::OrderAnnouncement& order) {
   RETURN_IF_ERROR(CheckRange("order: step", order.step(), 0, kMaxCounter));
   RETURN_IF_ERROR(CheckRange("order: sequence", order.sequence(), 0, kMaxSequence - 1));

@@ -33,6 +33,7 @@ T At(const void* input, int64_t i) {
 template <typename Fp8>
 void SumFp8(absl::Span<const void* const> inputs, int64_t count, float scale, bool accumulate,
             float* output) {
+  // In rank order and fp32, scaled once after the sum (docs/adr/0047): equal bits on every rank.
   for (int64_t i = 0; i < count; ++i) {
     float sum = narrow::Widen(At<Fp8>(inputs[0], i));
     for (size_t r = 1; r < inputs.size(); ++r) sum += narrow::Widen(At<Fp8>(inputs[r], i));

@@ -23,6 +23,7 @@ HWY_INLINE void NarrowAs(const float* src, T* dst, size_t count) {
   const size_t n = hn::Lanes(d);
   size_t i = 0;
   for (; i + n <= count; i += n) StoreHalf(d, hn::LoadU(d, src + i), dst + i);
+  // The tail runs the same code on one lane, so that its elements round as all others do.
   for (; i < count; ++i) StoreHalf(one, hn::LoadU(one, src + i), dst + i);
 }
 
@@ -73,6 +74,7 @@ void CastHalfToFp32(DType dtype, const uint16_t* src, float* dst, int64_t count)
   HWY_DYNAMIC_DISPATCH(Widen)(src, dst, static_cast<size_t>(count), dtype == DType::kFp16);
 }
 
+// By way of a small piece on the stack, which stays in the first-level cache.
 void RoundToHalf(DType dtype, float* values, int64_t count) {
   constexpr int64_t kPieceElements = 1024;
   uint16_t piece[kPieceElements];

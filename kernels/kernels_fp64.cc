@@ -18,6 +18,7 @@ void ReducePiece(absl::Span<const void* const> inputs, DType dtype, int64_t begi
   double sum[kPieceElements];
   float widened[kPieceElements];
   for (size_t r = 0; r < inputs.size(); ++r) {
+    // One of the two does not point at what it says. It is not read then.
     const double* as_fp64 = static_cast<const double*>(inputs[r]) + begin;
     const float* as_fp32 = static_cast<const float*>(inputs[r]) + begin;
     if (IsHalf(dtype)) {
@@ -30,6 +31,7 @@ void ReducePiece(absl::Span<const void* const> inputs, DType dtype, int64_t begi
     }
   }
   for (int64_t i = 0; i < count; ++i) {
+    // Scaled before it is added to what is there, as in the fp32 kernel.
     const double scaled = sum[i] * scale;
     output[i] = accumulate ? output[i] + scaled : scaled;
   }
@@ -72,6 +74,8 @@ void Accumulate(double* dst, const double* src, int64_t count) {
 }
 
 void CastFp64ToHalf(DType dtype, const double* src, uint16_t* dst, int64_t count) {
+  // Rounded twice, to fp32 first, on every way from fp64 to a half: so all of them agree to the
+  // bit.
   float piece[kPieceElements];
   for (int64_t begin = 0; begin < count; begin += kPieceElements) {
     const int64_t size = count - begin < kPieceElements ? count - begin : kPieceElements;
@@ -98,6 +102,7 @@ void AdamStep(const AdamParams& params, int64_t count, const double* gradient, c
   const double decay = decoupled ? 1.0 - params.learning_rate * params.weight_decay : 1.0;
   const double l2_decay = decoupled ? 0.0 : params.weight_decay;
   const double inverse_sqrt_correction2 = 1.0 / std::sqrt(params.bias_correction2);
+  // The same operations in the same order as in the fp32 kernel.
   const double step_size = params.learning_rate / params.bias_correction1;
   for (int64_t i = 0; i < count; ++i) {
     double p = p_in[i];

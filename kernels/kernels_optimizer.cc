@@ -11,6 +11,7 @@
 #include "hwy/highway.h"
 #include "kernels/kernels-inl.h"
 
+// foreach_target includes this file once for each target. The types must be defined once.
 #ifndef TESSERA_KERNELS_OPTIMIZER_TYPES_
 #define TESSERA_KERNELS_OPTIMIZER_TYPES_
 namespace tessera {
@@ -86,6 +87,8 @@ HWY_INLINE void Publish(D d, hn::Vec<D> p, size_t i, float* fp32, const HalfOutp
 template <class D>
 HWY_INLINE void AdamVector(D d, const AdamFactors& f, const AdamPointers& a, size_t i) {
   auto p = hn::LoadU(d, a.p_in + i);
+  // Multiplications and additions stay apart, and the build forbids contraction: a fused one would
+  // round once, and results would differ from target to target.
   auto g = hn::Mul(hn::LoadU(d, a.gradient + i), hn::Set(d, f.gradient_scale));
   if (f.l2_decay != 0) g = hn::Add(g, hn::Mul(p, hn::Set(d, f.l2_decay)));
   if (f.decay != 1) p = hn::Mul(p, hn::Set(d, f.decay));

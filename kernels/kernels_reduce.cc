@@ -6,6 +6,7 @@
 #include "kernels/kernels.h"
 #include "kernels/measured_sum.h"
 
+// foreach_target includes this file once for each target. The constants must be defined once.
 #ifndef TESSERA_KERNELS_REDUCE_BLOCK_
 #define TESSERA_KERNELS_REDUCE_BLOCK_
 namespace tessera {
@@ -39,6 +40,7 @@ template <typename T, class D>
 HWY_INLINE void ReduceVector(D d, const void* const* inputs, size_t num_inputs, size_t i,
                              hn::Vec<D> scale, bool accumulate, float* output) {
   auto sum = LoadFloat(d, static_cast<const T*>(inputs[0]) + i);
+  // In rank order, one addition after the other: the bits are the same on every rank and target.
   for (size_t r = 1; r < num_inputs; ++r) {
     sum = hn::Add(sum, LoadFloat(d, static_cast<const T*>(inputs[r]) + i));
   }
@@ -114,6 +116,7 @@ template <typename T>
 HWY_INLINE double ReduceAndMeasure(const void* const* inputs, size_t num_inputs, size_t count,
                                    float scale, bool accumulate, float* output) {
   SumOfSquaresOfBlocks squares;
+  // The blocks are those of the sum's definition (docs/adr/0037), not a matter of speed alone.
   for (size_t begin = 0; begin < count; begin += kBlockElements) {
     const size_t end = begin + BlockSize(count - begin);
     ReduceRange<T>(inputs, num_inputs, begin, end, scale, accumulate, output);

@@ -44,6 +44,7 @@ absl::StatusOr<FlatLayout> FlatLayout::Create(const UnitSpec& unit, const Layout
       continue;
     }
     ASSIGN_OR_RETURN(const int64_t numel, Numel(spec));
+    // Shapes come from outside, so each sum is checked.
     int64_t offset_elements = 0;
     if (!CheckedRoundUp(layout.end_elements_, alignment_elements, &offset_elements) ||
         !CheckedAdd(offset_elements, numel, &layout.end_elements_)) {

@@ -46,6 +46,7 @@ class WordHasher {
 
 void AddUnit(const UnitLayout& unit, WordHasher* hasher) {
   const FlatLayout& flat = unit.flat;
+  // Everything that an offset depends on, and what decides how a parameter is trained.
   hasher->Add(flat.unit_name());
   hasher->Add(flat.dtype());
   hasher->AddSigned(flat.options().parameter_alignment_bytes);

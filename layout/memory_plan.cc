@@ -104,6 +104,7 @@ Bytes AliveWith(const std::vector<PlannedUnit>& units, int64_t unit, int directi
     const int64_t next = unit + direction * i;
     if (next < 1 || next >= static_cast<int64_t>(units.size())) break;
     ahead += units[next].unsharded_bytes;
+    // The executor stops gathering ahead at the same unit.
     if (options.max_gathered_bytes > 0 && ahead > options.max_gathered_bytes) break;
     if (ComesAndGoes(units, next)) alive += units[next].gathered_bytes;
   }
@@ -175,6 +176,7 @@ absl::StatusOr<MemoryPlan> PlanStrategies(const ModelLayout& layout,
   const Parts parts = ComputeParts(units, options, ranks);
   const Bytes shard = parts.shard_bytes;
   const Bytes optimizer = shard * options.optimizer_states;
+  // Rounded up: a rank's part of what its host shares.
   const Bytes shared_part = (parts.unsharded_parameters + ranks - 1) / ranks;
   const Bytes resident = shard * 2 + optimizer;
   MemoryPlan plan;

@@ -40,6 +40,7 @@ absl::StatusOr<ModelLayout> ModelLayout::Create(const ModelSpec& model,
   layout.units.reserve(model.units.size());
   for (const UnitSpec& unit : model.units) {
     LayoutOptions of_unit = options;
+    // Aligned for the dtype that kernels read.
     of_unit.alignment_dtype = unit.compute_dtype.value_or(options.alignment_dtype);
     const Strategy strategy = unit.strategy.value_or(sharding.strategy);
     ASSIGN_OR_RETURN(const int64_t num_shards, NumShards(unit, strategy, sharding));

@@ -9,6 +9,7 @@ std::vector<ElementRange> ReducedParts(const UnitLayout& unit) {
   const bool all_trainable =
       std::all_of(parameters.begin(), parameters.end(),
                   [](const PlacedParameter& parameter) { return parameter.spec.requires_grad; });
+  // One part, padding included: one long run costs less than many with gaps.
   if (all_trainable) return {{0, unit.shards.padded_numel()}};
   std::vector<ElementRange> parts;
   for (const PlacedParameter& parameter : parameters) {

@@ -9,6 +9,7 @@ namespace tessera {
 
 ElementRange Intersect(const ElementRange& a, const ElementRange& b) {
   const int64_t begin = std::max(a.begin, b.begin);
+  // An empty intersection has size 0, never a negative one.
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
@@ -37,6 +38,7 @@ absl::StatusOr<ShardMap> ShardMap::Create(const FlatLayout& layout, int64_t num_
 }
 
 ElementRange ShardMap::RangeOf(Rank rank) const {
+  // Replicas of a slice are num_shards ranks apart.
   const int64_t slice = rank.value() % num_shards_;
   return {shard_numel_ * slice, shard_numel_ * (slice + 1)};
 }

@@ -23,12 +23,14 @@ int64_t MostReduced(const UnitLayout& unit) {
 
 absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, DType compute_dtype,
                                         DType reduce_dtype) {
+  // In 128 bits, and checked once at the end.
   absl::int128 gathered = 0;
   absl::int128 reduced = 0;
   for (size_t unit = 0; unit < layout.units.size(); ++unit) {
     const ShardMap& shards = layout.units[unit].shards;
     const absl::int128 others = shards.padded_numel() - shards.shard_numel();
     const UnitLayout& of_unit = layout.units[unit];
+    // Gathered for forward, and again for backward.
     const bool twice = ReshardsAfterForward(of_unit.strategy) && unit != 0;
     gathered += others * SizeBytes(of_unit.compute_dtype.value_or(compute_dtype)) * (twice ? 2 : 1);
     const absl::int128 slice = MostReduced(of_unit);

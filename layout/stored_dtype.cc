@@ -34,6 +34,7 @@ constexpr Row kRows[] = {
     {StoredDType::kU64, "U64", 64},
 };
 
+// The rows are in the order of the enum.
 const Row& RowOf(StoredDType dtype) { return kRows[static_cast<int>(dtype)]; }
 
 }  // namespace
@@ -77,6 +78,7 @@ std::optional<DType> LayoutDType(StoredDType dtype) {
 
 std::optional<int64_t> SizeBytes(StoredDType dtype, int64_t numel) {
   int64_t bits;
+  // Types below a byte: only whole bytes have a size.
   if (__builtin_mul_overflow(numel, SizeBits(dtype), &bits) || bits % 8 != 0) return std::nullopt;
   return bits / 8;
 }

@@ -161,6 +161,7 @@ absl::StatusOr<int64_t> NumelOf(const std::string& tensor, const std::vector<int
     }
     has_zero |= dimension == 0;
   }
+  // Before the product: the other dimensions may overflow it.
   if (has_zero) return 0;
   int64_t numel = 1;
   for (const int64_t dimension : shape) {
@@ -233,6 +234,7 @@ absl::Status ValidateModel(const ModelSpec& model) {
       return UnitError(unit, "the name is used by two units");
     }
     for (const TensorSpec& spec : unit.parameters) {
+      // Unique in the whole model, since checkpoints know no units.
       const auto [it, inserted] = owner_of_name.emplace(spec.name, &unit);
       if (inserted) continue;
       return ParameterError(unit, spec,

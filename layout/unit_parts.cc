@@ -9,6 +9,7 @@ bool ShardsNothing(const UnitLayout& unit) {
 }
 
 ElementRange RowsOf(int64_t rows, int64_t num_chunks, int64_t chunk) {
+  // Rounded up, so that the last chunks may be smaller or empty.
   const int64_t each = (rows + num_chunks - 1) / num_chunks;
   return {std::min(rows, chunk * each), std::min(rows, (chunk + 1) * each)};
 }

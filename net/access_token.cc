@@ -41,11 +41,13 @@ std::string HomeFolder() {
 // Writes it under another name first: readers see the whole file, and of two writers one wins.
 absl::Status MakeToken(const std::string& path) {
   const std::string temporary = absl::StrCat(path, ".", RandomHex(8));
+  // With this mode from the first moment, so that no other user ever reads it.
   const UniqueFd file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.valid()) return ErrnoStatus(errno, Describe(path));
   const std::string text = absl::StrCat(RandomHex(kTokenBytes), "\n");
   const ssize_t written = write(file.get(), text.data(), text.size());
   absl::Status status;
+  // Linked, not renamed: a token that another process made meanwhile stays.
   if (written != static_cast<ssize_t>(text.size())) {
     status = ErrnoStatus(written < 0 ? errno : ENOSPC, Describe(path));
   } else if (fsync(file.get()) != 0) {
@@ -69,6 +71,7 @@ absl::StatusOr<std::string> AccessTokenPath() {
 }
 
 absl::StatusOr<std::string> ReadAccessToken(const std::string& path) {
+  // O_NONBLOCK: the path may be a pipe.
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (!file.valid()) return ErrnoStatus(errno, Describe(path));
   struct stat info;
@@ -76,11 +79,13 @@ absl::StatusOr<std::string> ReadAccessToken(const std::string& path) {
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(Describe(path), ": is not a regular file"));
   }
+  // What others can read or replace proves nothing.
   if ((info.st_mode & 077) != 0 || info.st_uid != geteuid()) {
     return absl::PermissionDeniedError(
         absl::StrCat(Describe(path), ": must belong to the user of this process, and be readable ",
                      "by nobody else (chmod 600)"));
   }
+  // A little more than a token, so that a longer text is noticed.
   std::string text(kTokenDigits + 2, '\0');
   const ssize_t got = read(file.get(), text.data(), text.size());
   if (got < 0) return ErrnoStatus(errno, Describe(path));
@@ -100,6 +105,7 @@ absl::StatusOr<std::string> ReadOrMakeAccessToken(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
   if (error) return ErrnoStatus(error.value(), Describe(path));
+  // Another process may have been faster. Then its token is read.
   RETURN_IF_ERROR(MakeToken(path));
   return ReadAccessToken(path);
 }

@@ -53,6 +53,7 @@ absl::StatusOr<ServerAddress> ParseServerAddress(absl::string_view text) {
     address.path = std::string(path);
     return address;
   }
+  // From the right: an IPv6 host has colons of its own.
   const size_t colon = text.rfind(':');
   const absl::string_view port = colon == absl::string_view::npos ? "" : text.substr(colon + 1);
   if (IsTooLargeForAPort(port)) {
@@ -67,6 +68,7 @@ absl::StatusOr<ServerAddress> ParseServerAddress(absl::string_view text) {
   absl::string_view host = text.substr(0, colon);
   const bool bracketed = absl::StartsWith(host, "[") && absl::EndsWith(host, "]");
   if (bracketed) host = host.substr(1, host.size() - 2);
+  // Without brackets the last group would be taken for a port.
   if (host.empty() || (!bracketed && absl::StrContains(host, ':'))) {
     return absl::InvalidArgumentError(
         absl::StrCat("address '", text, "': must be host:port, IPv6 hosts in brackets"));

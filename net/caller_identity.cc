@@ -31,6 +31,7 @@ std::string OwnIdentity() { return absl::StrCat("uid:", geteuid()); }
 
 absl::StatusOr<std::string> CallerIdentities::Of(const grpc::ServerContextBase& context) const {
   const std::string peer = context.peer();
+  // The kernel's word comes first: it cannot be forged.
   if (local_ != nullptr) {
     if (const auto user = local_->UserOf(peer)) return absl::StrCat("uid:", *user);
   }
@@ -39,11 +40,13 @@ absl::StatusOr<std::string> CallerIdentities::Of(const grpc::ServerContextBase& 
     const std::vector<grpc::string_ref> names = auth->FindPropertyValues("x509_common_name");
     const std::string name =
         names.size() == 1 ? std::string(names[0].data(), names[0].size()) : std::string();
+    // It is compared with owners of jobs and written to logs.
     if (!name.empty() && name.size() <= kMaxNameBytes && PrintableUtf8(name) == name)
       return absl::StrCat("certificate:", name);
     return absl::UnauthenticatedError(
         "the client's certificate has no printable common name that identifies it");
   }
+  // The token is a file of this user alone, so it proves this user.
   if (HasToken(context)) return OwnIdentity();
   return absl::UnauthenticatedError(absl::StrCat(
       "the coordinator does not know who calls (", peer,

@@ -18,6 +18,7 @@ constexpr char kPrefix[] = "tessera/";
 std::string OwnUserAgent() { return absl::StrCat(kPrefix, kVersion, "/", kProtocol); }
 
 absl::Status CheckUserAgent(absl::string_view user_agent) {
+  // Tools that are not Tessera's are not refused.
   if (!absl::ConsumePrefix(&user_agent, kPrefix)) return absl::OkStatus();
   const std::vector<absl::string_view> parts =
       absl::StrSplit(user_agent.substr(0, user_agent.find(' ')), '/');

@@ -135,11 +135,13 @@ using Interceptors =
 absl::StatusOr<Interceptors> InterceptorsFor(const DialOptions& options) {
   Interceptors interceptors;
   ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(options.address));
+  // The token goes to the coordinator alone, and only where nothing better says who calls.
   if (!options.is_coordinator || address.reach == Reach::kUnix || !options.tls.empty())
     return interceptors;
   const absl::StatusOr<std::string> path = AccessTokenPath();
   if (!path.ok()) return interceptors;
   absl::StatusOr<std::string> token = ReadAccessToken(*path);
+  // A file that cannot be used is an error now. One that is not there may still come.
   if (!token.ok() && !absl::IsNotFound(token.status())) return token.status();
   interceptors.push_back(
       std::make_unique<TokenSenders>(*path, token.ok() ? *std::move(token) : std::string()));
@@ -168,6 +170,7 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
                    ChooseProtection(Side::kListen, listen_address, tls, insecure_listen));
   if (protection == Protection::kPlain) return grpc::InsecureServerCredentials();
   ASSIGN_OR_RETURN(PemTexts texts, ReadAll(tls));
+  // A client without a certificate of this CA does not get in.
   grpc::SslServerCredentialsOptions ssl(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   ssl.pem_root_certs = std::move(texts.ca);
   ssl.pem_key_cert_pairs.push_back({std::move(texts.key), std::move(texts.certificate)});
@@ -180,6 +183,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const DialOptions& op
                    MakeChannelCredentials(options));
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // Only flags say where to connect.
   arguments.SetUserAgentPrefix(OwnUserAgent());
+  // Bounds what is under way. gRPC would let it grow with the line's speed.
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   ASSIGN_OR_RETURN(Interceptors interceptors, InterceptorsFor(options));

@@ -22,6 +22,7 @@ absl::Status DiagnoseListenFailure(const ServerAddress& address, absl::string_vi
   if (code != 0) return absl::NotFoundError(absl::StrCat(what, ": ", gai_strerror(code)));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
   for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    // gRPC does not say why it failed, so the same steps are tried here.
     const UniqueFd fd(socket(each->ai_family, each->ai_socktype, each->ai_protocol));
     if (!fd.valid()) continue;
     if (bind(fd.get(), each->ai_addr, each->ai_addrlen) != 0) return ErrnoStatus(errno, what);

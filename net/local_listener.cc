@@ -54,6 +54,7 @@ absl::Status RemoveFormer(const std::string& path, const sockaddr_un& address) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": something else is there"));
   const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!probe.valid()) return ErrnoStatus(errno, what);
+  // A full backlog is a sign of a listener too.
   if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
       errno == EAGAIN) {
     return absl::AlreadyExistsError(absl::StrCat(what, ": another process listens there"));
@@ -71,6 +72,7 @@ absl::StatusOr<std::unique_ptr<LocalListener>> LocalListener::Bind(const std::st
   UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   UniqueFd stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!listener.valid() || !stop.valid()) return ErrnoStatus(errno, what);
+  // Every user may connect. The kernel says which one it is.
   if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
       chmod(path.c_str(), 0666) != 0 || listen(listener.get(), SOMAXCONN) != 0) {
     return ErrnoStatus(errno, what);
@@ -115,6 +117,7 @@ void LocalListener::Run(grpc::Server* server) {
   while (polled[1].revents == 0) {
     // Out of descriptors: the connections that wait are taken once others have ended.
     if (poll(is_short ? &polled[1] : polled, is_short ? 1 : 2, is_short ? 100 : -1) < 0) continue;
+    // Non-blocking: the client may be gone by now.
     UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     is_short = !connection.valid() && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
     if (is_short) warn("no descriptor is free");
@@ -125,6 +128,7 @@ void LocalListener::Run(grpc::Server* server) {
     absl::StatusOr<UniqueFd> numbered = Number(connection, peer.uid);
     connection.Reset();
     if (numbered.ok()) {
+      // gRPC names the connection by its descriptor, which UserOf looks up.
       grpc::AddInsecureChannelFromFd(server, numbered->Release());
     } else {
       warn(std::string(numbered.status().message()));
@@ -138,6 +142,7 @@ size_t LocalListener::Sweep(uid_t user) {
   for (auto it = owned_.begin(); it != owned_.end();) {
     Owned& owned = it->second;
     struct stat info;
+    // The number may be another socket's by now, so the inode decides.
     const bool is_there = fstat(it->first, &info) == 0 && info.st_ino == owned.socket;
     if (!is_there) owned.ended_at = std::min(owned.ended_at, now);
     if (now - owned.ended_at > kKeptAfterItsEnd) {
@@ -156,6 +161,7 @@ absl::StatusOr<UniqueFd> LocalListener::Number(const UniqueFd& connection, uid_t
   if (fstat(connection.get(), &info) != 0) return ErrnoStatus(errno, "a connection");
   const size_t has = Sweep(user);
   int number = -1;
+  // Numbers of the user's ended connections are used again.
   for (auto it = owned_.begin(); it != owned_.end() && number < 0; ++it) {
     if (it->second.user == user && it->second.ended_at != absl::InfiniteFuture())
       number = it->first;
@@ -174,6 +180,7 @@ absl::StatusOr<UniqueFd> LocalListener::Number(const UniqueFd& connection, uid_t
   }
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
+  // A quarter of the descriptors is kept for the server's own user.
   if (user != geteuid() && user != 0 && static_cast<rlim_t>(copy.get()) > limit.rlim_cur / 4 * 3) {
     return absl::ResourceExhaustedError(
         absl::StrCat("uid ", user, " gets no connection: too many are open"));

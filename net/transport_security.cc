@@ -31,6 +31,7 @@ absl::StatusOr<Protection> ChooseProtection(Side side, absl::string_view address
         tls.certificate_path.empty() ? " --tls-cert" : "", tls.key_path.empty() ? " --tls-key" : "",
         tls.ca_path.empty() ? " --tls-ca" : ""));
   }
+  // The file's mode and the kernel's word about the peer protect it.
   if (parsed.reach == Reach::kUnix) return Protection::kPlain;
   if (tls.complete()) return Protection::kMutualTls;
   if (parsed.reach == Reach::kLoopback || permit_insecure) return Protection::kPlain;

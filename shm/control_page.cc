@@ -78,11 +78,15 @@ std::string OpName(OpKind kind) {
 absl::Status AwaitEvent(ControlPage* page, uint32_t epoch, absl::Time deadline,
                         absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done) {
   while (true) {
+    // Before the conditions: an event between them and the wait changes the word, so no wake-up is
+    // lost.
     const uint32_t seen = page->events.value.load(std::memory_order_acquire);
+    // Pairs with the release in PublishFailure: code and message are visible.
     if (page->failed_epoch.load(std::memory_order_acquire) >= epoch) {
       return absl::Status(static_cast<absl::StatusCode>(page->failure_code),
                           LoadText(page->failure_message, kMaxErrorBytes));
     }
+    // The page may have moved on before this waiter looked. No event of its epoch comes any more.
     if (page->epoch.load(std::memory_order_acquire) > epoch) {
       return absl::AbortedError(absl::StrCat("epoch ", epoch, " ended while waiting for ", what()));
     }
@@ -95,6 +99,7 @@ absl::Status AwaitEvent(ControlPage* page, uint32_t epoch, absl::Time deadline,
 }
 
 void PublishFailure(ControlPage* page, uint32_t epoch, const absl::Status& status) {
+  // Before the epoch, which publishes both.
   page->failure_code = status.raw_code();
   StoreText(status.message(), page->failure_message, kMaxErrorBytes);
   page->failed_epoch.store(epoch, std::memory_order_release);

@@ -49,6 +49,7 @@ absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const in
   }
   ssize_t sent;
   do {
+    // MSG_NOSIGNAL: a peer that is gone is an error here, not a SIGPIPE.
     sent = sendmsg(socket, &message, MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT));
   } while (sent < 0 && errno == EINTR);
   if (sent < 0) {
@@ -70,9 +71,11 @@ absl::StatusOr<Packet> ReceivePacket(int socket) {
   message.msg_controllen = sizeof(control);
   ssize_t received;
   do {
+    // Close-on-exec from the start: another thread may fork an executor right now.
     received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   } while (received < 0 && errno == EINTR);
   if (received < 0) return ErrnoStatus(errno, "receive a packet");
+  // Before any check: what arrived has an owner from here on, so each error below closes it.
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -83,6 +86,7 @@ absl::StatusOr<Packet> ReceivePacket(int socket) {
       packet.fds.emplace_back(fd);
     }
   }
+  // An empty packet looks like the end, so SendPacket refuses one.
   if (received == 0) return absl::UnavailableError("packet socket: the peer closed it");
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     return absl::InvalidArgumentError("packet socket: a packet was truncated");
@@ -95,6 +99,8 @@ absl::StatusOr<std::string> ReceiveBytes(int socket) {
   std::string bytes(kMaxPacketBytes, 0);
   iovec io = {bytes.data(), bytes.size()};
   msghdr message = {};
+  // No room for descriptors: the kernel drops any that a peer sends and sets MSG_CTRUNC, so that
+  // strangers cannot fill this process's table.
   message.msg_iov = &io;
   message.msg_iovlen = 1;
   ssize_t received;
@@ -119,13 +125,16 @@ absl::StatusOr<std::pair<UniqueFd, UniqueFd>> CreatePacketSocketPair() {
 
 absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode) {
   ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  // A socket file that no process listens on was left by a killed one.
   if (ConnectPacketSocket(path).ok()) {
     return absl::AlreadyExistsError(absl::StrCat("socket ", path, " is in use"));
   }
   struct stat info;
+  // Only a socket is removed, never another file at that path.
   if (lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) unlink(path.c_str());
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
+  // Keeps the socket closed to others between bind and chmod.
   const mode_t old_mask = umask(0177);
   const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   const int bind_errno = errno;
@@ -138,6 +147,7 @@ absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode
 
 absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path) {
   ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  // Non-blocking for the connect alone, which would wait for a full backlog without a deadline.
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {

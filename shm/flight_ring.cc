@@ -22,6 +22,8 @@ uint64_t LapBits(int64_t number) {
   return static_cast<uint64_t>(number / kFlightRecords) << kTimeBits;
 }
 
+// The lap in the upper bits makes a late mark fail once the slot belongs to another operation. One
+// is added to the time, since 0 means none yet.
 void Mark(std::atomic<uint64_t>* word, int64_t number, int64_t nanos) {
   uint64_t not_yet = LapBits(number);
   const uint64_t after = std::min<uint64_t>(std::max<int64_t>(nanos, 0) + uint64_t{1}, kTimeMask);

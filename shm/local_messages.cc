@@ -23,6 +23,8 @@ std::string EncodeRequest(v1::LocalRequest request) {
 
 absl::StatusOr<v1::LocalRequest> ParseRequest(absl::string_view packet) {
   v1::LocalRequest request;
+  // Any process that may open the socket can send this. Nothing of it is used before the version
+  // fits.
   if (!request.ParseFromArray(packet.data(), static_cast<int>(packet.size())))
     return absl::InvalidArgumentError("the received message is not a request");
   RETURN_IF_ERROR(CheckVersion("the caller", absl::string_view(request.version()).substr(0, 32),

@@ -48,6 +48,8 @@ absl::StatusOr<ParameterPlan> ParameterPlan::InSlots(const ModelLayout& layout,
                                                      const JobMemory& memory) {
   std::vector<int> sharing;
   for (size_t unit = 1; unit < layout.units.size(); ++unit) {
+    // A unit within whose windows others open could lose its slot to them, so it has a place of its
+    // own.
     if (GathersEachWindow(layout, config, /*fewest_ranks=*/1, unit) &&
         !HasOthersWithin(layout, unit))
       sharing.push_back(unit);

@@ -40,6 +40,7 @@ absl::StatusOr<SharedRegion> SharedRegion::Adopt(absl::string_view label, Unique
                                                  int64_t size_bytes) {
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", label));
+  // Without the seals another process could shrink it under this one's mapping.
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
   if (info.st_size != size_bytes || seals < 0 || (seals & kSeals) != kSeals) {
@@ -54,6 +55,7 @@ absl::StatusOr<Mapping> Mapping::Create(int fd, int64_t offset_bytes, int64_t si
                                         Access access) {
   struct stat info;
   if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "stat a shared region");
+  // Written so that no sum can overflow.
   if (offset_bytes < 0 || size_bytes < 1 || offset_bytes > info.st_size ||
       size_bytes > info.st_size - offset_bytes || offset_bytes % kPageBytes != 0) {
     return absl::InvalidArgumentError(absl::StrCat("mapping [", offset_bytes, ", +", size_bytes,
@@ -91,6 +93,7 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 void Mapping::Populate() const {
 #ifdef MADV_POPULATE_WRITE
   if (madvise(data_, size_bytes_, MADV_POPULATE_WRITE) == 0) return;
+// On older kernels. This is not atomic, so no other process may write there yet.
 #endif
   for (int64_t at = 0; at < size_bytes_; at += kPageBytes) {
     auto* page = reinterpret_cast<volatile std::byte*>(data_ + at);
@@ -121,6 +124,7 @@ absl::Status TakeMemory(int fd, int64_t offset_bytes, int64_t size_bytes) {
   constexpr int64_t kBytesAtOnce = int64_t{64} << 20;
   const int64_t end = offset_bytes + size_bytes;
   while (offset_bytes < end) {
+    // What is data already is skipped.
     const int64_t hole = lseek(fd, offset_bytes, SEEK_HOLE);  // None: the end of the file.
     if (hole > offset_bytes) {
       offset_bytes = hole;
@@ -128,6 +132,8 @@ absl::Status TakeMemory(int fd, int64_t offset_bytes, int64_t size_bytes) {
     }
     const int64_t piece = std::min(kBytesAtOnce, end - offset_bytes);
     // And a piece more, since others take theirs meanwhile.
+    // Asked before the pages are touched: with no memory left the touch ends in the OOM killer, not
+    // in an error.
     if (AvailableMemoryBytes() < end - offset_bytes + piece) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "the node has no memory left for ", end - offset_bytes, " of ", size_bytes, " bytes"));
@@ -143,6 +149,7 @@ absl::Status TakeMemory(int fd, int64_t offset_bytes, int64_t size_bytes) {
 }
 
 void GiveMemoryBack(int fd, int64_t offset_bytes, int64_t size_bytes) {
+  // If this fails, memory stays in use. Nothing else depends on it.
   (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset_bytes, size_bytes);
 }
 

@@ -13,6 +13,7 @@
 namespace tessera {
 
 absl::StatusOr<UniqueFd> ReopenForReading(int fd) {
+  // Opened again through /proc: a duplicate of the descriptor would keep the right to write.
   const std::string path = absl::StrCat("/proc/self/fd/", fd);
   UniqueFd reopened(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (reopened.valid()) return reopened;
@@ -32,12 +33,14 @@ absl::StatusOr<UniqueFd> MakeSealedFile(absl::string_view label, absl::string_vi
     if (written < 0) return ErrnoStatus(errno, absl::StrCat("write ", name));
     bytes.remove_prefix(written);
   }
+  // Sealed only now, since it had to be written first.
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0)
     return ErrnoStatus(errno, absl::StrCat("seal ", name));
   return fd;
 }
 
 absl::StatusOr<int64_t> SizeOfSealed(int fd) {
+  // A reader needs F_SEAL_SHRINK alone: a page that goes away under it would be a SIGBUS.
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     return absl::DataLossError(
@@ -49,8 +52,10 @@ absl::StatusOr<int64_t> SizeOfSealed(int fd) {
 
 absl::StatusOr<std::string> ReadSealedFile(int fd, int64_t most_bytes) {
   ASSIGN_OR_RETURN(const int64_t size_bytes, SizeOfSealed(fd));
+  // Else the sender could change it between the check of its content and its use.
   if ((fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE) == 0)
     return absl::DataLossError("a received file may change");
+  // Before anything is allocated for it.
   if (size_bytes > most_bytes)
     return absl::DataLossError(absl::StrCat("a file of ", size_bytes, " bytes arrived"));
   std::string bytes(size_bytes, 0);

@@ -16,6 +16,7 @@ namespace {
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain word");
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "words are shared between processes");
 
+// Bounds what a missing wake-up costs: a publisher may be killed between its store and its wake.
 constexpr absl::Duration kSleepSlice = absl::Milliseconds(20);
 constexpr int kSpins = 100;  // About 5 microseconds.
 // A longer yield gave the core to a thread that computes: to stay runnable would cost a switch for
@@ -31,6 +32,8 @@ void Pause() {
 }
 
 // Returns when woken, when the word no longer holds `expected`, after `timeout`, or on a signal.
+// Not FUTEX_PRIVATE_FLAG, since processes share the word. The result does not matter: whatever
+// ended the sleep, the caller looks at the word again.
 void FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, absl::Duration timeout) {
   const timespec relative = absl::ToTimespec(timeout);
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &relative, nullptr, 0);
@@ -91,6 +94,7 @@ absl::Status WaitUntil(WaitWord* word, absl::FunctionRef<bool(uint32_t)> predica
   if (HoldsSoon(word->value, predicate, abort, policy)) return absl::OkStatus();
   word->sleepers.fetch_add(1, std::memory_order_seq_cst);
   absl::Status status = SleepUntil(word->value, predicate, abort, deadline);
+  // A count that is too high for a moment costs a publisher one system call.
   word->sleepers.fetch_sub(1, std::memory_order_relaxed);
   return status;
 }
@@ -111,6 +115,7 @@ void Bump(WaitWord* word) {
 }
 
 void WaitForChange(WaitWord* word, uint32_t seen, absl::Time deadline, WaitPolicy policy) {
+  // Woken, late or interrupted: the caller looks at its own condition next.
   (void)WaitUntil(
       word, [seen](uint32_t value) { return value != seen; }, AbortFlag(), deadline, policy);
 }

@@ -39,6 +39,7 @@ Runs RunsOf(const std::vector<int64_t>& shape, const std::vector<int64_t>& offse
   while (inner > 0 && spans) {
     --inner;
     runs.run_elements *= sizes[inner];
+    // One dimension more: the first one that the box does not span still belongs to the run.
     spans = sizes[inner] == shape[inner];
   }
   for (size_t d = 0; d < inner; ++d) {
@@ -54,6 +55,7 @@ Runs RunsOf(const std::vector<int64_t>& shape, const std::vector<int64_t>& offse
 absl::Status ForEachRun(const std::vector<int64_t>& shape, const std::vector<int64_t>& offsets,
                         const std::vector<int64_t>& sizes, int64_t begin_elements,
                         int64_t end_elements, absl::FunctionRef<absl::Status(const BoxRun&)> each) {
+  // Callers have checked that the box is in the tensor and that its size does not overflow.
   const Runs runs = RunsOf(shape, offsets, sizes);
   // The first run that does not end before the range; they are in order.
   int64_t low = 0, high = runs.num_runs;

@@ -31,6 +31,7 @@ constexpr char kSize[] = "torch Size";
 constexpr size_t kMaxRank = 64;  // PyTorch's own.
 constexpr size_t kMaxNameBytes = 4096;
 
+// All that a pickle may name. Nothing of it is called: objects stay data (docs/adr/0024).
 std::vector<absl::string_view> Globals() {
   std::vector<absl::string_view> globals = DTypeNames();
   const absl::string_view others[] = {
@@ -63,6 +64,7 @@ absl::Status BadTensor(absl::string_view name, absl::string_view why) {
 
 // The value of a key that is a string.
 std::optional<Ref> Find(const Ref& dict, absl::string_view key) {
+  // The first one. A pickle may set a key twice, and then readers differ; here the first wins.
   for (size_t i = 0; i + 1 < dict.size(); i += 2) {
     if (dict.item(i).kind() == PickleKind::kString && dict.item(i).text() == key)
       return dict.item(i + 1);
@@ -74,6 +76,7 @@ std::optional<Ref> Find(const Ref& dict, absl::string_view key) {
 std::optional<Ref> Field(const Ref& object, absl::string_view name) {
   constexpr size_t kMaxFields = 16;
   if (object.size() != 3 || object.item(2).kind() != PickleKind::kDict) return std::nullopt;
+  // A dict of any size would be searched for each field of each tensor.
   if (object.item(2).size() > 2 * kMaxFields) return std::nullopt;
   return Find(object.item(2), name);
 }
@@ -111,17 +114,20 @@ absl::StatusOr<Place> DecodePlace(const std::string& name, const Ref& info) {
   const auto offset = FieldOfKind(info, "offset", PickleKind::kInt);
   const auto length = FieldOfKind(info, "length", PickleKind::kInt);
   const auto transforms = Field(info, "transform_descriptors");
+  // Fields are checked one by one: the pickle may have anything in any place.
   int64_t end_bytes;
   if (!file.has_value() || !offset.has_value() || !length.has_value() || offset->number() < 0 ||
       length->number() < 0 ||
       __builtin_add_overflow(offset->number(), length->number(), &end_bytes)) {
     return BadTensor(name, "a place that is none");
   }
+  // The name is joined to the folder's path.
   if (file->text().size() > kMaxNameBytes || !StaysInFolder(file->text())) {
     return BadTensor(
         name, absl::StrCat("file '", absl::Utf8SafeCEscape(file->text().substr(0, kMaxNameBytes)),
                            "' is not in the folder"));
   }
+  // Such bytes would be read as something else.
   if (transforms.has_value() && transforms->kind() != PickleKind::kNone && transforms->size() > 0) {
     return absl::UnimplementedError(absl::StrCat("DCP metadata: tensor '",
                                                  absl::Utf8SafeCEscape(name),
@@ -140,11 +146,13 @@ absl::StatusOr<Places> DecodePlaces(const Ref& storage_data, const Contents& con
       return Bad("an index without a name");
     const std::string name(fqn->text());
     const bool is_object = contents.objects.count(name) > 0;
+    // Dropped before it is decoded, so that a large table costs little.
     if (!is_object && contents.tensors.count(name) == 0) continue;  // Nobody asked for it.
     auto offsets = SizeOf(Field(index, "offset"));
     if (is_object) offsets.emplace();
     if (!offsets.has_value()) return BadTensor(name, "an index without an offset");
     ASSIGN_OR_RETURN(Place place, DecodePlace(name, storage_data.item(i + 1)));
+    // A second place would make the result depend on the order.
     if (!places.emplace(std::make_pair(name, *offsets), std::move(place)).second)
       return BadTensor(name, "a chunk has two places");
   }
@@ -165,6 +173,7 @@ absl::StatusOr<ChunkedTensor> DecodeTensor(const std::string& name, const Ref& s
   if (!dtype.has_value() || !shape.has_value() || !chunks.has_value())
     return BadTensor(name, "no dtype, size or chunks");
   tensor.info = {*dtype, *shape};
+  // Bounds the comparison of all pairs below.
   if (chunks->size() > kMaxChunks)
     return BadTensor(name, absl::StrCat(chunks->size(), " chunks, more than ", kMaxChunks));
   for (size_t i = 0; i < chunks->size(); ++i) {
@@ -203,11 +212,13 @@ absl::Status CheckCoverage(const std::string& name, ChunkedTensor* tensor) {
   for (Chunk& chunk : tensor->chunks) {
     int64_t volume = *numel == 0 ? 0 : 1;
     for (size_t d = 0; d < spec.shape.size(); ++d) {
+      // The box is inside the tensor. Written so that nothing overflows.
       if (chunk.sizes[d] > spec.shape[d] || chunk.offsets[d] > spec.shape[d] - chunk.sizes[d])
         return BadTensor(name, "a chunk outside of it");
       volume *= chunk.sizes[d];  // At most numel.
     }
     if (volume == 0) continue;
+    // Before adding, so that the sum cannot overflow.
     if (volume > *numel - covered) return BadTensor(name, "its chunks overlap");
     covered += volume;
     kept.push_back(std::move(chunk));
@@ -250,6 +261,7 @@ absl::Status GivePlaces(const Places& places, Contents* contents) {
 
 // Without `with_objects` these are not looked at, nor is where they are.
 absl::StatusOr<Contents> Decode(absl::string_view pickle, bool with_objects) {
+  // Before decoding, which takes a multiple of it.
   if (pickle.size() > kMaxMetadataBytes) return Bad(absl::StrCat(pickle.size(), " bytes"));
   const std::vector<absl::string_view> globals = Globals();
   const absl::StatusOr<Pickle> decoded = Pickle::Decode(pickle, globals, false);
@@ -259,6 +271,7 @@ absl::StatusOr<Contents> Decode(absl::string_view pickle, bool with_objects) {
   const auto storage_data = FieldOfKind(decoded->root(), "storage_data", PickleKind::kDict);
   if (!stored.has_value() || !storage_data.has_value()) return Bad("no tensors or no places");
   Contents contents;
+  // Views of the pickle, which outlives them.
   std::set<absl::string_view> names;
   size_t num_chunks = 0;
   for (size_t i = 0; i + 1 < stored->size(); i += 2) {
@@ -275,6 +288,8 @@ absl::StatusOr<Contents> Decode(absl::string_view pickle, bool with_objects) {
     if (!stored->item(i + 1).IsObject(kTensor)) return BadTensor(name, "it is something else");
     ASSIGN_OR_RETURN(ChunkedTensor tensor, DecodeTensor(name, stored->item(i + 1)));
     num_chunks += tensor.chunks.size();
+    // Each chunk needs a place of its own, so more of them cannot be right, however short the
+    // pickle.
     if (num_chunks > storage_data->size() / 2) return BadTensor(name, "more chunks than places");
     RETURN_IF_ERROR(CheckCoverage(name, &tensor));
     contents.tensors[name] = std::move(tensor);

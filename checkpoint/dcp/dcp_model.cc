@@ -32,6 +32,7 @@ int64_t StoredBytes(StoredDType dtype) { return SizeBits(dtype) / 8; }  // PyTor
 
 absl::Status ReadInto(const OpenFile& file, int64_t at_bytes, StoredDType dtype,
                       const Target& into) {
+  // Without a conversion it is read to its place.
   if (!into.values.has_value())
     return ReadBytes(file, at_bytes, into.count * into.element_bytes, into.data);
   return ReadElements(file, at_bytes, *LayoutDType(dtype),
@@ -80,6 +81,7 @@ class ItemReader {
 absl::Status ReadChunk(const std::string& folder, const ChunkedTensor& tensor, const Chunk& chunk,
                        int64_t begin_elements, const Target& into) {
   const int64_t end_elements = begin_elements + into.count;
+  // Opened by the first run: a slice that does not touch the chunk opens nothing.
   std::optional<OpenFile> file;
   std::optional<TorchTensor> item;
   std::optional<ItemReader> reader;
@@ -89,6 +91,7 @@ absl::Status ReadChunk(const std::string& folder, const ChunkedTensor& tensor, c
         if (!file.has_value()) {
           ASSIGN_OR_RETURN(file, OpenRegularFile(absl::StrCat(folder, "/", chunk.file)));
           ASSIGN_OR_RETURN(item, LocateTorchTensor(*file, chunk.item));
+          // The item says itself what it is. Metadata that disagrees would read past its end.
           if (item->dtype != tensor.info.dtype || item->sizes != chunk.sizes) {
             return absl::InvalidArgumentError(absl::StrCat(
                 file->path, ": item at ", chunk.item.begin_bytes, ": not what the metadata says"));
@@ -136,9 +139,11 @@ absl::StatusOr<DcpModel> DcpModel::Open(const std::string& folder) {
   if (!metadata.ok()) return Annotate(metadata.status(), file.path);
   FileIdentity identity;
   identity.MixBytes(pickle);
+  // Times and sizes, so that a load notices files that change while it reads.
   identity.MixWord(file.changed);
   for (const auto& [name, least_bytes] : LeastSizes(*metadata)) {
     ASSIGN_OR_RETURN(const OpenFile data, OpenRegularFile(absl::StrCat(folder, "/", name)));
+    // Found now, and not in the middle of a load.
     if (data.size_bytes < least_bytes) {
       return absl::DataLossError(absl::StrCat(data.path, ": ", data.size_bytes,
                                               " bytes, the metadata says ", least_bytes));

@@ -43,6 +43,7 @@ absl::StatusOr<std::map<std::string, StoredObject>> FindObjects(const std::strin
   return objects;
 }
 
+// bool is a number in Python.
 std::optional<double> NumberOf(const Ref& value) {
   switch (value.kind()) {
     case PickleKind::kBool:
@@ -61,6 +62,7 @@ std::vector<double> NumbersOf(const Ref& value) {
   constexpr size_t kMost = 16;
   const bool is_row = value.kind() == PickleKind::kTuple || value.kind() == PickleKind::kList;
   std::vector<double> numbers;
+  // An object may be a list of any length.
   for (size_t i = 0; is_row && value.size() <= kMost && i < value.size(); ++i) {
     const std::optional<double> number = NumberOf(value.item(i));
     if (!number.has_value()) return {};
@@ -126,6 +128,7 @@ class Reader {
   }
 
   absl::StatusOr<double> Scalar(const std::string& name, const TensorInfo& info) const {
+    // One element of any rank.
     for (const int64_t size : info.shape) {
       if (size != 1) return Bad(name, "is not a number");
     }
@@ -199,6 +202,7 @@ class Reader {
       } else {
         return Bad(name, "is not a list of parameters");
       }
+      // A parameter in two groups would have two learning rates.
       if (!group_of_.emplace(of_group, split->front).second)
         return Bad(of_group, "is in two param groups");
     }
@@ -207,6 +211,7 @@ class Reader {
 
   void GiveGroups() {
     std::map<std::string, std::shared_ptr<const OptimizerState::Numbers>> shared;
+    // Shared, since a group may have many members.
     for (auto& [owner, numbers] : numbers_)
       shared[owner] = std::make_shared<const OptimizerState::Numbers>(std::move(numbers));
     if (!is_list_) {

@@ -22,6 +22,7 @@ using Numbers = OptimizerState::Numbers;
 // The id that a key is; nothing: it is none.
 std::optional<size_t> IdOf(const std::string& key) {
   uint32_t id = 0;
+  // Written back and compared: "01" and "+1" are names, not ids.
   if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key) return std::nullopt;
   return id;
 }
@@ -29,6 +30,7 @@ std::optional<size_t> IdOf(const std::string& key) {
 // How many parameters each group of the folder has, by their ids; those without are left out.
 std::vector<size_t> GroupSizes(const OptimizerState& state) {
   std::map<size_t, const Numbers*> group_of;
+  // Callers have checked that all keys are ids.
   for (const auto& [key, numbers] : state.numbers) group_of[*IdOf(key)] = numbers.get();
   std::vector<size_t> sizes;
   const Numbers* last = nullptr;
@@ -80,6 +82,7 @@ bool MayBeIds(const OptimizerState& state) {
 }
 
 absl::Status NameIds(const NamesOfIds& names, OptimizerState* state) {
+  // Nothing is changed unless all of it fits.
   RETURN_IF_ERROR(CheckNames(names));
   RETURN_IF_ERROR(CheckSizes(names, *state));
   std::vector<std::string> of_ids;

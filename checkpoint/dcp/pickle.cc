@@ -66,12 +66,15 @@ class Machine {
         persistent_ids_(persistent_ids),
         max_values_(max_values) {}
 
+  // The machine of pickletools, without anything that imports or calls.
   absl::Status Run() {
     while (true) {
       if (at_ >= bytes_.size()) return Bad("it is cut");
       const auto opcode = static_cast<uint8_t>(bytes_[at_++]);
       if (opcode == kStop) break;
       RETURN_IF_ERROR(Step(opcode));
+      // Bounds memory: each value takes more than the byte or two that make it. The stack needs no
+      // bound of its own, since each of its entries takes bytes of the pickle.
       if (std::max({arena_.size(), memo_.size(), marks_.size()}) > max_values_)
         return Bad("too many values");
     }
@@ -108,6 +111,7 @@ class Machine {
       case kBinInt2:
         return PushInt(2, false);
       case kLong1: {
+        // Python writes longer ones, for numbers that nothing here has.
         ASSIGN_OR_RETURN(const uint64_t size, Word(1));
         if (size > 8) return Bad("a number of more than 64 bits");
         return PushInt(size, true);
@@ -130,6 +134,8 @@ class Machine {
   absl::Status StepContainer(uint8_t opcode) {
     switch (opcode) {
       case kMark:
+        // Marks remember the stack's height. What takes from the stack may not go below the last
+        // one.
         marks_.push_back(stack_.size());
         return absl::OkStatus();
       case kEmptyTuple:
@@ -153,6 +159,7 @@ class Machine {
       case kAppends:
       case kSetItems: {
         ASSIGN_OR_RETURN(const size_t count, PopMark());
+        // Count is checked here: the container below takes pairs.
         if (opcode == kSetItems && count % 2 != 0) return Bad("a key without a value");
         return Extend(opcode == kAppends ? PickleKind::kList : PickleKind::kDict, count);
       }
@@ -179,12 +186,14 @@ class Machine {
       case kReduce:
       case kNewObj:
         RETURN_IF_ERROR(Need(2));
+        // A call of a known name becomes data: the name and its arguments.
         if (Top(1).kind != PickleKind::kGlobal || Top(0).kind != PickleKind::kTuple)
           return Bad("a call of something that is not a global");
         return Wrap(PickleKind::kObject, 2);
       case kBuild:
         return SetState();
       case kBinPersId:
+        // Only archives that have storages may name them.
         if (!persistent_ids_) return Bad("a persistent id");
         RETURN_IF_ERROR(Need(1));
         return Wrap(PickleKind::kPersistent, 1);
@@ -206,6 +215,8 @@ class Machine {
       case kLongBinGet: {
         ASSIGN_OR_RETURN(const uint64_t key, Word(opcode == kBinGet ? 1 : 4));
         const auto it = memo_.find(key);
+        // A reference to a value that exists. Values may so contain each other, even themselves:
+        // readers do not follow them without a limit.
         if (it == memo_.end()) return Bad("a value that was not remembered");
         stack_.push_back(it->second);
         return absl::OkStatus();
@@ -245,6 +256,7 @@ class Machine {
 
   absl::Status PushText(size_t length_bytes, PickleKind kind) {
     ASSIGN_OR_RETURN(const uint64_t size, Word(length_bytes));
+    // Written so that the sum cannot overflow.
     if (size > bytes_.size() - at_) return Bad("it is cut");
     const absl::string_view text = bytes_.substr(at_, size);
     at_ += size;
@@ -252,6 +264,7 @@ class Machine {
   }
 
   absl::Status PushGlobal(absl::string_view module, absl::string_view name) {
+    // Compared part by part, without joining them: names may be long.
     for (const absl::string_view known : globals_) {
       if (known.size() == module.size() + 1 + name.size() && known[module.size()] == ' ' &&
           absl::StartsWith(known, module) && absl::EndsWith(known, name)) {
@@ -298,6 +311,7 @@ class Machine {
   // How many values are above the last mark, which is removed.
   absl::StatusOr<size_t> PopMark() {
     if (marks_.empty()) return Bad("no mark");
+    // Never negative: Need keeps the stack above the last mark.
     const size_t count = stack_.size() - marks_.back();
     marks_.pop_back();
     return count;

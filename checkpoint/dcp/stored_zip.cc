@@ -47,12 +47,14 @@ class ZipReader {
     ASSIGN_OR_RETURN(const std::string bytes,
                      Read(directory.begin_bytes, static_cast<int64_t>(directory.size_bytes)));
     std::map<std::string, ByteRange> members;
+    // The directory decides what is where. Local headers must agree with it.
     absl::string_view rest = bytes;
     for (uint64_t i = 0; i < directory.num_entries; ++i) {
       ASSIGN_OR_RETURN(const Entry entry, TakeEntry(&rest));
       ASSIGN_OR_RETURN(const ByteRange range, Locate(entry, directory.begin_bytes));
       if (!members.emplace(entry.name, range).second) return Bad("is there twice", entry.name);
     }
+    // What follows the last entry could be another directory, which other readers would take.
     if (!rest.empty()) return Bad("its directory holds more than it says");
     return members;
   }
@@ -66,6 +68,7 @@ class ZipReader {
 
   // [at_bytes, at_bytes + size_bytes) of the zip.
   absl::StatusOr<std::string> Read(uint64_t at_bytes, int64_t size_bytes) const {
+    // A negative offset is a very large one here, and is refused.
     if (size_bytes < 0 || size_bytes > zip_.size_bytes ||
         at_bytes > static_cast<uint64_t>(zip_.size_bytes - size_bytes)) {
       return Bad("it is shorter than it says");
@@ -78,6 +81,7 @@ class ZipReader {
 
   absl::StatusOr<Directory> FindDirectory() const {
     ASSIGN_OR_RETURN(const std::string end, Read(zip_.size_bytes - kEndBytes, kEndBytes));
+    // A comment would let a zip end in several places.
     if (Word(end, 0, 4) != kEndSignature || Word(end, 20, 2) != 0)
       return Bad("no end of a zip at its end");
     Directory directory = {Word(end, 16, 4), Word(end, 12, 4), Word(end, 10, 2)};
@@ -93,6 +97,7 @@ class ZipReader {
       volumes = Word(end64, 16, 4) | Word(end64, 20, 4);
     }
     if (volumes != 0) return Bad("more than one volume");
+    // Before anything is allocated for it.
     if (directory.size_bytes > kMaxDirectoryBytes ||
         directory.num_entries > directory.size_bytes / kEntryBytes) {
       return Bad("a directory of this size");
@@ -120,6 +125,7 @@ class ZipReader {
 
   // The numbers of 64 bits, in the order in which their places say that they are there.
   absl::Status ReadExtra(absl::string_view extra, Entry* entry) const {
+    // Fields in any order. Unknown ones are skipped.
     while (extra.size() >= 4) {
       const uint64_t id = Word(extra, 0, 2), size = Word(extra, 2, 2);
       if (size > extra.size() - 4) return Bad("has a damaged extra field", entry->name);
@@ -127,6 +133,7 @@ class ZipReader {
       extra.remove_prefix(4 + size);
       if (id != 1) continue;
       for (uint64_t* number : {&entry->size_bytes, &entry->stored_bytes, &entry->at_bytes}) {
+        // Only those that the 32-bit form leaves out, in this order.
         if (*number != kIn64) continue;
         if (field.size() < 8) return Bad("lacks a 64-bit number", entry->name);
         *number = Word(field, 0, 8);
@@ -141,16 +148,19 @@ class ZipReader {
     if (entry.method != 0 || entry.stored_bytes != entry.size_bytes)
       return Bad("is compressed", entry.name);
     if ((entry.flags & kEncrypted) != 0) return Bad("is encrypted", entry.name);
+    // Reading past the zip is refused by Read, so offsets below are small.
     ASSIGN_OR_RETURN(const std::string local, Read(entry.at_bytes, kMemberBytes));
     if (Word(local, 0, 4) != kMemberSignature || Word(local, 8, 2) != 0 ||
         Word(local, 26, 2) != entry.name.size()) {
       return Bad("is not where the directory says", entry.name);
     }
+    // The name is repeated at the data. Another one would be a member that only some readers see.
     ASSIGN_OR_RETURN(const std::string name,
                      Read(entry.at_bytes + kMemberBytes, static_cast<int64_t>(entry.name.size())));
     const uint64_t data_bytes =
         entry.at_bytes + kMemberBytes + entry.name.size() + Word(local, 28, 2);
     if (name != entry.name) return Bad("is not where the directory says", entry.name);
+    // Written so that no sum can overflow.
     if (data_bytes > directory_begin_bytes ||
         entry.size_bytes > directory_begin_bytes - data_bytes) {
       return Bad("is not before the directory", entry.name);

@@ -18,6 +18,7 @@ absl::Status Bad(absl::string_view why) {
 }
 
 absl::StatusOr<std::string> ReadMember(const OpenFile& file, const ByteRange& member) {
+  // Before it is allocated.
   if (member.size_bytes > kMaxArchivePickleBytes) return Bad("a pickle of this size");
   std::string bytes(member.size_bytes, '\0');
   RETURN_IF_ERROR(ReadBytes(file, member.begin_bytes, member.size_bytes, bytes.data()));
@@ -29,6 +30,7 @@ absl::StatusOr<TorchArchive> Read(const OpenFile& file, Members members) {
   const std::string* name = nullptr;
   for (const auto& [member, range] : members) {
     if (member != kPickle && !absl::EndsWith(member, "/data.pkl")) continue;
+    // Two would be two objects, and readers would differ.
     if (name != nullptr) return Bad("it is more than one");
     name = &member;
   }

@@ -73,9 +73,11 @@ absl::StatusOr<Storage> DecodeStorage(const Ref& persistent) {
 // The last element's place is in the storage; then every other's is too.
 absl::Status CheckPlaces(const TorchTensor& tensor, int64_t storage_elements) {
   int64_t last = tensor.offset_elements;
+  // Without elements no place matters.
   for (size_t d = 0; d < tensor.sizes.size(); ++d) {
     if (tensor.sizes[d] == 0) return absl::OkStatus();
   }
+  // Strides are not negative, so the last element is the furthest.
   for (size_t d = 0; d < tensor.sizes.size(); ++d) {
     int64_t reach;
     if (__builtin_mul_overflow(tensor.sizes[d] - 1, tensor.strides[d], &reach) ||
@@ -105,6 +107,7 @@ absl::StatusOr<TorchTensor> DecodeTensor(const TorchArchive& archive) {
   const auto member = archive.members.find(absl::StrCat(archive.prefix, "data/", storage.key));
   if (member == archive.members.end()) return Bad("its storage is not there");
   TorchTensor tensor = {*dtype, *sizes, *strides, arguments.item(1).number(), member->second};
+  // Of the member's bytes, not of what the pickle says.
   const int64_t storage_elements = tensor.storage.size_bytes * 8 / SizeBits(*dtype);
   if (!is_v3 && storage_elements < storage.numel) return Bad("its storage is cut");
   RETURN_IF_ERROR(CheckPlaces(tensor, storage_elements));
@@ -117,6 +120,7 @@ bool TorchTensor::IsContiguous() const {
   int64_t expected = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     if (sizes[d] == 0) return true;
+    // A dimension of one element may have any stride.
     if (sizes[d] != 1 && strides[d] != expected) return false;
     if (__builtin_mul_overflow(expected, sizes[d], &expected)) return false;
   }

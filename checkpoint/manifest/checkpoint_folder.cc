@@ -39,6 +39,7 @@ absl::StatusOr<Manifest> Read(const std::string& path, absl::string_view name, D
 
 absl::Status PublishCheckpoint(const std::string& path, const Manifest& manifest,
                                Existing existing) {
+  // The manifest goes into the partial folder: when the folder gets its name, it is complete.
   RETURN_IF_ERROR(WriteWholeFile(ManifestPath(PartialFolder(path)), EncodeManifest(manifest)));
   return PublishFolder(path, FolderKind::kCheckpoint, existing);
 }
@@ -56,10 +57,12 @@ absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string&
   ASSIGN_OR_RETURN(const std::vector<std::string> names, storage->List(folder));
   std::vector<ListedCheckpoint> found;
   for (const std::string& name : names) {
+    // Unfinished, whatever is in it.
     if (absl::EndsWith(name, ".partial")) continue;
     const std::string path = PathIn(folder, name);
     const absl::StatusOr<Manifest> manifest = ReadManifest(path);
     const absl::StatusOr<std::optional<EntryInfo>> info = storage->Look(ManifestPath(path));
+    // Folders of others, or one that is removed right now.
     if (!manifest.ok() || !info.ok() || !info->has_value()) continue;
     ListedCheckpoint& listed = found.emplace_back();
     listed = {path, manifest->step, manifest->job_id, 0, (*info)->changed_at};
@@ -92,8 +95,10 @@ void RemoveLeftovers(Storage* storage, const std::string& folder, const std::str
     if (!absl::EndsWith(name, ".partial")) continue;
     const std::string path = PathIn(folder, name);
     const absl::StatusOr<Manifest> manifest = ReadManifest(path);
+    // Only with this job's id: another job's partial folder may be a save that runs.
     if (manifest.ok() && manifest->job_id == job_id) (void)RemoveFolder(path, Removal::kForGood);
     const std::optional<EntryInfo> info = LookAt(storage, path, Links::kSeen);
+    // Without a manifest nobody's. Only an empty one is safe to remove.
     if (absl::IsNotFound(manifest.status()) && info.has_value() &&
         info->kind == EntryInfo::Kind::kFolder && info->changed_at < now - kEmptyForGood) {
       (void)storage->RemoveEmptyFolder(path);  // Refused if anything is in it.
@@ -108,17 +113,20 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
   const std::string folder = ParentOf(path);
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   const std::optional<EntryInfo> own = LookAt(storage, path, Links::kFollowed);
+  // The storage's time, not this node's: clocks of nodes differ.
   if (own.has_value()) RemoveLeftovers(storage, folder, job_id, own->changed_at);
   ASSIGN_OR_RETURN(std::vector<ListedCheckpoint> others, ListCheckpoints(folder));
   const auto is_other = [&](const ListedCheckpoint& listed) {
     if (listed.job_id != job_id) return false;
     const std::optional<EntryInfo> info = LookAt(storage, listed.path, Links::kSeen);
+    // A link may lead to a checkpoint that another name holds.
     return own.has_value() && info.has_value() && info->kind != EntryInfo::Kind::kLink &&
            info->identity != own->identity;
   };
   others.erase(std::remove_if(others.begin(), others.end(),
                               [&](const auto& listed) { return !is_other(listed); }),
                others.end());
+  // By when they were saved: a job that goes back saves lower steps later.
   std::sort(others.begin(), others.end(), [](const auto& a, const auto& b) {
     return std::tie(a.saved_at, a.path) < std::tie(b.saved_at, b.path);
   });
@@ -127,6 +135,7 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
     RETURN_IF_ERROR(RemoveFolder(gone, Removal::kForGood));
     // Durably, else a power loss could keep the name and lose the files.
     const absl::Status retired = storage->RetireFolder(others[i].path, gone);
+    // Reported even if the sync fails: the name is gone.
     const auto named = storage->Look(others[i].path, Links::kSeen);
     if (named.ok() && !named->has_value() && removed != nullptr) removed->push_back(others[i].path);
     RETURN_IF_ERROR(retired);

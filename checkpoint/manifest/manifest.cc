@@ -28,6 +28,7 @@ absl::Status Refusal(absl::string_view member) {
       absl::StrCat("manifest: '", absl::Utf8SafeCEscape(member), "' is missing or no such value"));
 }
 
+// One form of the same content: the checksum must not depend on spaces or on the order of members.
 std::string Canonical(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -35,6 +36,7 @@ std::string Canonical(const Json& json) {
 absl::StatusOr<int64_t> IntegerAt(const Json& json, const char* member) {
   const auto it = json.find(member);
   if (it == json.end() || !it->is_number_integer()) return Refusal(member);
+  // The library casts larger numbers to negative ones.
   if (it->is_number_unsigned() &&
       it->get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()})
     return Refusal(member);
@@ -111,6 +113,7 @@ absl::Status DecodeFiles(const Json& json, Manifest* manifest) {
   const auto files = json.find("files");
   if (files == json.end() || !files->is_object()) return Refusal("files");
   for (const auto& [name, file] : files->items()) {
+    // The name is joined to the folder's path.
     const bool leaves = name.find('/') != std::string::npos || name.find('\0') != std::string::npos;
     if (name.empty() || name == "." || name == ".." || leaves || name == kManifestName) {
       return absl::InvalidArgumentError(absl::StrCat("manifest: '", absl::Utf8SafeCEscape(name),
@@ -124,6 +127,7 @@ absl::Status DecodeFiles(const Json& json, Manifest* manifest) {
   return absl::OkStatus();
 }
 
+// By value: its own checksum is taken out before the sum.
 absl::Status CheckOwnChecksum(Json json) {
   ASSIGN_OR_RETURN(const uint32_t expected, Crc32At(json, kOwnChecksum));
   json.erase(kOwnChecksum);
@@ -135,6 +139,7 @@ absl::Status DecodePart(const Json& json, Manifest* manifest) {
   const auto part = json.find("part");
   if (part == json.end() || !part->is_object()) return Refusal("part");
   ASSIGN_OR_RETURN(const int64_t rank, IntegerAt(*part, "rank"));
+  // The rank becomes part of a file's name and an index.
   if (rank >= manifest->world_size) return Refusal("rank");
   manifest->part = ManifestPart{static_cast<int>(rank), ""};
   ASSIGN_OR_RETURN(manifest->part->save_id, StringAt(*part, "save"));
@@ -145,6 +150,7 @@ absl::StatusOr<Manifest> Decode(absl::string_view text, absl::string_view wanted
   absl::StatusOr<Json> parsed = ParseStrictJsonObject(text);
   if (!parsed.ok()) return Annotate(parsed.status(), "manifest");
   const Json json = *std::move(parsed);
+  // Format and version first: another version's checksum may be made otherwise.
   ASSIGN_OR_RETURN(const std::string format, StringAt(json, "format"));
   ASSIGN_OR_RETURN(const int64_t version, IntegerAt(json, "version"));
   if (format != wanted_format) return Refusal("format");
@@ -218,6 +224,7 @@ std::string EncodeManifest(const Manifest& manifest) {
   for (const auto& [name, file] : manifest.files) json["files"][name] = EncodeFile(file);
   const uint32_t crc32 = Crc32(Canonical(json));
   json[kOwnChecksum] = FormatCrc32(crc32);
+  // Replaced, not thrown: names may hold bytes that are not UTF-8.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -53,6 +53,7 @@ bool IsWanted(const NameSelection& selection, absl::Span<const std::string> name
 std::string NameInModel(const std::vector<NameSelection::Rename>& renames,
                         const std::string& in_file) {
   for (const NameSelection::Rename& rename : renames) {
+    // A prefix ends at a part of the name, so that "a.b" does not rename "a.bc".
     if (IsPrefix(rename.from) ? absl::StartsWith(in_file, rename.from) : in_file == rename.from)
       return absl::StrCat(rename.to, in_file.substr(rename.from.size()));
   }
@@ -63,6 +64,7 @@ absl::StatusOr<std::map<std::string, std::string>> NamesInModel(
     const std::vector<std::string>& in_file, const std::vector<NameSelection::Rename>& renames) {
   std::map<std::string, std::string> by_name;
   for (const std::string& tensor : in_file) {
+    // Two names that fall together would make one tensor overwrite the other.
     const auto [other, is_new] = by_name.emplace(NameInModel(renames, tensor), tensor);
     if (is_new) continue;
     return absl::InvalidArgumentError(absl::StrCat("tensors '", other->second, "' and '", tensor,

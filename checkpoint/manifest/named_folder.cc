@@ -23,6 +23,7 @@ bool Has(Storage* storage, const std::string& folder, absl::string_view name) {
 }
 
 // What a save puts into a folder, finished or not.
+// What may be removed without being asked. A list, so that a wrong path costs no user a file.
 bool IsOfASave(const std::string& name) {
   const absl::string_view whole = absl::StripSuffix(name, ".partial");
   return name == kManifestName || name == kPartManifestName || name == kModelIndexName ||
@@ -59,6 +60,7 @@ bool IsOfKind(Storage* storage, const std::string& folder, FolderKind kind) {
       return Has(storage, folder, kManifestName);
     case FolderKind::kModel: {
       const auto names = storage->List(folder);
+      // A folder with anything else in it is somebody's work.
       return names.ok() && CheckIsOfSaves(folder, *names).ok() &&
              !Has(storage, folder, kManifestName) &&
              (Has(storage, folder, kModelIndexName) || Has(storage, folder, kSingleFileName));
@@ -98,14 +100,17 @@ absl::Status RemoveFolder(const std::string& folder, Removal removal) {
         absl::StrCat(folder, " is in the way, and is not removed, because it is not a folder"));
   }
   ASSIGN_OR_RETURN(std::vector<std::string> names, storage->List(folder));
+  // All names before the first removal: a folder is removed whole or not touched.
   RETURN_IF_ERROR(CheckIsOfSaves(folder, names));
   const auto manifest = std::partition(
       names.begin(), names.end(), [](const std::string& name) { return name != kManifestName; });
   const auto remove = [&](const std::string& name) {
     return storage->RemoveFile(absl::StrCat(folder, "/", name));
   };
+  // The manifest last: until then a crash leaves a folder that is known as this job's leftover.
   for (auto name = names.begin(); name != manifest; ++name) RETURN_IF_ERROR(remove(*name));
   if (manifest != names.end()) {
+    // A power loss must not keep the manifest and lose a file that it names.
     if (removal == Removal::kForGood) RETURN_IF_ERROR(storage->SyncFolder(folder));
     RETURN_IF_ERROR(remove(*manifest));
   }
@@ -120,12 +125,16 @@ absl::Status BeginFolder(const std::string& path, FolderKind kind,
         absl::StrCat(NameOf(kind), " '", path, "' is not the absolute path of a folder"));
   }
   RETURN_IF_ERROR(CheckSavePath(path));
+  // Refused at the beginning, and not after all of it was written.
   RETURN_IF_ERROR(HolderOf(storage, path, kind).status());
   const std::string partial = PartialFolder(path);
+  // A leftover of an earlier attempt. Another save that runs there finds it gone: see
+  // CheckStillMade.
   RETURN_IF_ERROR(RemoveFolder(partial));
   RETURN_IF_ERROR(FaultPoint("checkpoint.begin"));
   RETURN_IF_ERROR(storage->MakeFolder(partial));
   if (made == nullptr) return absl::OkStatus();
+  // Which folder this is, by inode and not by name.
   const auto there = storage->Look(partial, Links::kSeen);
   if (there.ok() && there->has_value()) *made = (*there)->identity;
   return there.status();
@@ -143,6 +152,7 @@ absl::Status CheckStillMade(const std::string& path, const std::optional<FolderI
 absl::StatusOr<std::optional<FolderIdentity>> NameFolder(const std::string& path, FolderKind kind,
                                                          Existing existing) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
+  // Looked at again: saves take long, and another one may have published meanwhile.
   ASSIGN_OR_RETURN(const std::optional<FolderIdentity> holder, HolderOf(storage, path, kind));
   if (holder.has_value() && existing == Existing::kRefused) return Taken(path, kind);
   // Without an exchange it is refused, too, where another got the name since that look.
@@ -153,6 +163,7 @@ absl::StatusOr<std::optional<FolderIdentity>> NameFolder(const std::string& path
   return holder;
 }
 
+// After an error. If it fails too, there is nothing better to do.
 void UnnameFolder(const std::string& path, bool had_another) {
   const absl::StatusOr<Storage*> storage = StorageOf(path);
   if (storage.ok()) (void)(*storage)->UnpublishFolder(path, PartialFolder(path), had_another);
@@ -161,6 +172,7 @@ void UnnameFolder(const std::string& path, bool had_another) {
 absl::Status PublishFolder(const std::string& path, FolderKind kind, Existing existing) {
   ASSIGN_OR_RETURN(const std::optional<FolderIdentity> replaced, NameFolder(path, kind, existing));
   // What has the partial one's name now is the old one, or another save's that began meanwhile.
+  // Only if it is still the folder that was replaced.
   DiscardFolder(path, replaced);
   return absl::OkStatus();
 }
@@ -168,6 +180,7 @@ absl::Status PublishFolder(const std::string& path, FolderKind kind, Existing ex
 void DiscardFolder(const std::string& path) { (void)RemoveFolder(PartialFolder(path)); }
 
 void DiscardFolder(const std::string& path, const std::optional<FolderIdentity>& made) {
+  // The identity decides, so another save's folder with the same name stays.
   if (made.has_value() && CheckStillMade(path, made).ok()) DiscardFolder(path);
 }
 

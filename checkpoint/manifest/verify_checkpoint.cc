@@ -52,6 +52,7 @@ class Verifier {
   }
 
  private:
+  // All damages, not only the first one: an operator wants to know what is left.
   void Note(const absl::Status& status) {
     if (!status.ok()) found_.damages.push_back(status);
   }

@@ -27,6 +27,7 @@ template <typename AnyJson>
 bool ReadShape(const AnyJson& json, std::vector<int64_t>* shape) {
   if (!json.is_array()) return false;
   for (const auto& dim : json) {
+    // A float or a negative number would be cast silently.
     if (!dim.is_number_unsigned() || dim.template get<uint64_t>() > INT64_MAX) return false;
     shape->push_back(dim.template get<int64_t>());
   }
@@ -101,10 +102,12 @@ absl::StatusOr<PartSlice> DecodeSlice(const std::string& name, const StoredTenso
   slice.begin_elements = begin->get<int64_t>();
   slice.count = stored.shape[0];
   const absl::StatusOr<int64_t> numel = NumelOf(slice.whole);
+  // Written so that no sum can overflow.
   if (!numel.ok() || slice.begin_elements > *numel || slice.count > *numel - slice.begin_elements) {
     return Invalid(name, absl::StrCat("has elements [", slice.begin_elements, ", +", slice.count,
                                       "), which are not in the tensor"));
   }
+  // Types below a byte: a slice must begin and end with whole bytes.
   const std::optional<int64_t> begin_bytes = SizeBytes(slice.whole.dtype, slice.begin_elements);
   if (!begin_bytes.has_value() || !SizeBytes(slice.whole.dtype, *numel).has_value())
     return Invalid(name, "begins or ends within a byte");
@@ -131,6 +134,7 @@ absl::StatusOr<SafetensorsHeader> PlacePart(const PartContents& contents) {
   if (contents.whole.has_value()) {
     const Json whole = {{"model", EncodeWhole(contents.whole->first)},
                         {"optimizer", EncodeWhole(contents.whole->second)}};
+    // Replaced, not thrown: a name may hold bytes that are not UTF-8.
     metadata[kWhole] = whole.dump(-1, ' ', false, Json::error_handler_t::replace);
   }
   return PlaceInfos(tensors, metadata);
@@ -145,6 +149,7 @@ absl::StatusOr<PartContents> DecodePart(const SafetensorsHeader& shard) {
     if (!json.is_object()) return Invalid(name, "has no placement");
     ASSIGN_OR_RETURN(contents.slices[name], DecodeSlice(name, stored->second, json));
   }
+  // Both ways, so that nothing is in the file that nothing places.
   for (const auto& [name, stored] : shard.tensors) {
     if (contents.slices.count(name) == 0) return Invalid(name, "has no placement");
   }

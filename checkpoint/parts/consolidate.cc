@@ -31,6 +31,7 @@ class Consolidator {
     std::optional<FolderIdentity> made;
     absl::Status status = BeginFolder(path_, FolderKind::kCheckpoint, &made);
     if (status.ok()) status = Write();
+    // Another save of the same path may have taken the folder away.
     if (status.ok()) status = CheckStillMade(path_, made);
     if (status.ok()) status = PublishCheckpoint(path_, manifest_);
     if (!status.ok()) DiscardFolder(path_, made);
@@ -52,6 +53,7 @@ class Consolidator {
     all_bytes_ = model_.all_bytes() + optimizer_.all_bytes();
     manifest_ = set_.parts[0].manifest;
     manifest_.part.reset();
+    // A consolidated checkpoint is not what a request asked for.
     manifest_.request.clear();  // That is done.
     manifest_.files.clear();
     AddTensorFiles(PartFile::kModel, model_);
@@ -76,6 +78,7 @@ class Consolidator {
       file.size_bytes = header.file_bytes;
       file.crc32 = Crc32(EncodeHeader(header));
       for (const auto& [tensor, stored] : header.tensors)
+        // Sums of the parts' slices, combined: nothing is read twice.
         file.tensors[tensor] = set_.sums.at(NameOf({part, tensor, {}, 0, 0}));
       Done(header.data_offset_bytes);
     }
@@ -102,6 +105,7 @@ class Consolidator {
   }
 
   absl::Status Copy(const CheckedFile& shard, const TakenSlice& taken, ModelFiles* into) {
+    // The copy is checked against the manifest slice by slice, while it is written.
     constexpr int64_t kPieceElements = 1 << 17;  // A multiple of 8, so that pieces end with bytes.
     const PartSlice& slice = taken.slice;
     uint32_t crc32 = kCrc32OfNothing;
@@ -113,6 +117,7 @@ class Consolidator {
       RETURN_IF_ERROR(into->WriteStored(slice.tensor, slice.begin_elements + begin, piece_));
       Done(static_cast<int64_t>(piece_.size()));
     }
+    // After writing: a damaged part fails the whole, and nothing is published.
     return shard.Check(taken.name, crc32);
   }
 

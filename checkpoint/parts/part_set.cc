@@ -45,6 +45,7 @@ absl::StatusOr<FoundPart> ReadPart(const std::string& folder) {
   part.folder = folder;
   ASSIGN_OR_RETURN(part.manifest, ReadPartManifest(folder));
   for (const auto& [name, file] : part.manifest.files) {
+    // Only files with names of this format are read.
     if (name == kPartFileName || name == TrainerFileName(part.manifest.part->rank)) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(folder, ": '", name, "' does not belong to a part"));
@@ -70,6 +71,7 @@ absl::Status CheckSameSave(const FoundPart& a, const FoundPart& b) {
   if (first.job_id != second.job_id) what = "job";
   if (what.empty() && first.step != second.step) what = "step";
   if (what.empty() && first.world_size != second.world_size) what = "world size";
+  // Parts of two saves of the same step may differ in anything else.
   if (what.empty() && first.part->save_id != second.part->save_id) what = "save";
   if (what.empty() && NumbersOf(first) != NumbersOf(second)) what = "optimizer";
   if (what.empty()) return absl::OkStatus();
@@ -84,6 +86,7 @@ absl::Status OrderParts(std::vector<FoundPart>* parts) {
     RETURN_IF_ERROR(CheckSameSave(parts->front(), part));
     const int rank = part.manifest.part->rank;
     const FoundPart& known = *by_rank.try_emplace(rank, &part).first->second;
+    // A part that is given twice is the same one.
     if (EncodeManifest(known.manifest) == EncodeManifest(part.manifest)) continue;
     return absl::DataLossError(absl::StrCat(known.folder, " and ", part.folder,
                                             " are both of rank ", rank, " and not the same"));
@@ -96,6 +99,7 @@ absl::Status OrderParts(std::vector<FoundPart>* parts) {
 
 absl::Status CheckRanks(bool allow_missing_ranks, PartSet* set) {
   const FoundPart& first = set->parts.front();
+  // Rank 0's part has the list of all tensors.
   if (first.manifest.part->rank != 0 || !first.contents.whole.has_value())
     return absl::NotFoundError("the part of rank 0, which says what there is, is not given");
   if (first.manifest.world_size > kMaxRanks) {
@@ -126,6 +130,7 @@ absl::StatusOr<Held> Collect(const std::vector<FoundPart>& parts,
     const ManifestFile& shard = parts[i].manifest.files.at(std::string(kPartFileName));
     for (const auto& [name, slice] : parts[i].contents.slices) {
       const auto info = wanted.find(name);
+      // Parts hold what rank 0 says that there is, and nothing else.
       if (info == wanted.end()) {
         return absl::InvalidArgumentError(
             absl::StrCat(parts[i].folder, ": the checkpoint has no tensor '", name, "'"));
@@ -168,6 +173,7 @@ absl::Status Cover(PartSet* set) {
                      CoverOnce(name, numel, held[name], folder_of));
     uint32_t crc32 = kCrc32OfNothing;
     for (const HeldSlice& slice : taken) {
+      // In the order of the tensor's elements, so that sums combine.
       crc32 = CombineCrc32(crc32, slice.crc32, *SizeBytes(info.dtype, slice.count));
       set->taken[slice.holder].push_back({name, set->parts[slice.holder].contents.slices.at(name)});
     }

@@ -42,6 +42,7 @@ absl::StatusOr<std::string> ReadPrefix(const ReadableFile& file) {
   uint64_t header_bytes = 0;
   if (file.size_bytes() < 8) return std::string();
   RETURN_IF_ERROR(file.Read(0, 8, &header_bytes));
+  // The announced length is untrusted, and allocated: it is bounded by the format and by the file.
   const uint64_t most = std::min<uint64_t>(kMaxHeaderBytes, file.size_bytes() - 8);
   std::string prefix(8 + std::min(header_bytes, most), '\0');
   RETURN_IF_ERROR(file.Read(0, prefix.size(), prefix.data()));
@@ -66,6 +67,7 @@ std::string CutTensors(const SafetensorsHeader& header, int64_t size_bytes) {
 // What a file of another size than expected lacks, by name.
 std::string LostOf(const ReadableFile& file, const ManifestFile& expected) {
   if (expected.tensors.empty()) return "";
+  // The header is used for the message only if it is the one that was saved.
   const absl::StatusOr<std::string> prefix = ReadPrefix(file);
   if (!prefix.ok() || Crc32(*prefix) != expected.crc32) return TensorsOf(expected);
   const absl::StatusOr<SafetensorsHeader> header = DecodeHeader(*prefix, expected.size_bytes);
@@ -76,6 +78,7 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> OpenExpected(const std::string& pa
                                                            const ManifestFile& expected) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage->OpenFile(path);
+  // A file of the manifest that is not there is lost data, not a wrong path.
   if (absl::IsNotFound(file.status())) {
     return absl::DataLossError(
         absl::StrCat(path, " is missing from the checkpoint", TensorsOf(expected)));
@@ -90,6 +93,7 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> OpenExpected(const std::string& pa
   return file;
 }
 
+// The header is the one that was saved, so this fails only for a manifest that contradicts itself.
 absl::Status CheckTensorsAreThose(const std::string& path, const SafetensorsHeader& header,
                                   const ManifestFile& expected) {
   for (const auto& [name, crc32] : expected.tensors) {
@@ -114,6 +118,7 @@ absl::StatusOr<CheckedFile> CheckedFile::Open(const std::string& folder, const s
   if (expected.size_bytes < 8)
     return absl::DataLossError(absl::StrCat(path, ": shorter than 8 bytes"));
   ASSIGN_OR_RETURN(const std::string prefix, ReadPrefix(*file));
+  // Before it is parsed.
   if (Crc32(prefix) != expected.crc32) {
     return absl::DataLossError(
         absl::StrCat(path, ": its header is damaged, or another file's", TensorsOf(expected)));
@@ -134,6 +139,7 @@ absl::StatusOr<int64_t> CheckedFile::OffsetOf(const std::string& tensor, int64_t
                                               int64_t size_bytes) const {
   ASSIGN_OR_RETURN(const StoredTensor* stored, Find(tensor));
   const int64_t all_bytes = stored->end_bytes - stored->begin_bytes;
+  // Written so that no sum can overflow.
   if (begin_bytes < 0 || size_bytes < 0 || begin_bytes > all_bytes ||
       size_bytes > all_bytes - begin_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(file_->path(), ": bytes [", begin_bytes, ", +",
@@ -171,6 +177,7 @@ absl::Status CheckedFile::ReadInPieces(const std::string& tensor, int64_t begin_
 }
 
 absl::Status CheckedFile::Check(const std::string& tensor, uint32_t crc32) const {
+  // Without a sum it cannot be told that it is whole.
   const auto it = expected_.tensors.find(tensor);
   if (it != expected_.tensors.end() && it->second == crc32) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(file_->path(), ": tensor '", tensor, "' is damaged"));
@@ -191,6 +198,7 @@ absl::StatusOr<std::string> ReadCheckedBytes(const std::string& folder, const st
   ASSIGN_OR_RETURN(const ManifestFile expected, Expected(folder, name, manifest));
   const std::string path = absl::StrCat(folder, "/", name);
   ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, OpenExpected(path, expected));
+  // Before it is allocated.
   if (expected.size_bytes > kMaxWholeFileBytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat(path, " has ", expected.size_bytes, " bytes, more than ", kMaxWholeFileBytes));

@@ -17,6 +17,7 @@ absl::StatusOr<CheckedFiles> CheckedFiles::Open(const std::string& folder,
     ASSIGN_OR_RETURN(CheckedFile file, CheckedFile::Open(folder, name, manifest));
     files.all_.metadata.insert(file.header().metadata.begin(), file.header().metadata.end());
     for (const auto& [tensor, stored] : file.header().tensors) {
+      // Which of the two counts would depend on the order of files.
       if (!files.file_of_.emplace(tensor, files.files_.size()).second) {
         return absl::DataLossError(
             absl::StrCat(folder, ": tensor '", tensor, "' is in ", name, " and in another file"));
@@ -40,6 +41,7 @@ namespace {
 
 // A tensor of which a damaged index, as far as it can be read, does not give the place; "" if
 // there is none.
+// Only for the message. The checksum has decided already.
 std::string MisplacedBy(const std::string& path, const Manifest& manifest) {
   const absl::StatusOr<std::string> text = ReadWholeFile(path, kMaxIndexBytes);
   if (!text.ok()) return "";
@@ -70,6 +72,7 @@ absl::Status CheckModelIndex(const std::string& folder, const Manifest& manifest
 
 const CheckedFile& CheckedFiles::FileOf(const std::string& tensor) const {
   const auto file = file_of_.find(tensor);
+  // For a tensor that is in none of them, the first file makes the error.
   return files_[file == file_of_.end() ? 0 : file->second];
 }
 

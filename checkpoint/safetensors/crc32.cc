@@ -27,6 +27,7 @@ std::string FormatCrc32(uint32_t crc32) { return absl::StrFormat("%08x", crc32);
 
 absl::StatusOr<uint32_t> ParseCrc32(absl::string_view text) {
   uint32_t crc32 = 0;
+  // Lower case only, as it is written: the manifest's text has one form.
   const bool digits = text.size() == 8 && std::all_of(text.begin(), text.end(), [](char c) {
                         return absl::ascii_isxdigit(c) && !absl::ascii_isupper(c);
                       });

@@ -66,6 +66,7 @@ class Differ {
   absl::StatusOr<ElementDiff> CompareValues(const StoredKey& key, const StoredEntry& entry) {
     const StoredDType dtype = entry.dtype.value_or(StoredDType::kU8);
     ElementDiff diff;
+    // Piece by piece: models may be larger than memory.
     for (int64_t begin = 0; begin < entry.numel; begin += options_.piece_elements) {
       const int64_t count = std::min(options_.piece_elements, entry.numel - begin);
       const int64_t size_bytes = count * SizeBits(dtype) / 8;

@@ -31,6 +31,7 @@ Number Load(absl::string_view bytes, int64_t i) {
 }
 
 void NoteReals(double a, double b, int64_t element, ElementDiff* diff) {
+  // NaNs of different bits count as equal.
   if (std::isnan(a) && std::isnan(b)) return;
   if (!std::isfinite(a) || !std::isfinite(b))
     return Note(element, std::numeric_limits<double>::infinity(), diff);
@@ -43,6 +44,7 @@ template <typename Real>
 void CompareReals(absl::string_view a, absl::string_view b, int64_t begin, ElementDiff* diff) {
   const int64_t count = a.size() / sizeof(Real);
   for (int64_t i = 0; i < count; ++i) {
+    // By bits first: it is fast, and takes care of equal NaNs and infinities.
     if (memcmp(a.data() + i * sizeof(Real), b.data() + i * sizeof(Real), sizeof(Real)) == 0)
       continue;
     NoteReals(Load<Real>(a, i), Load<Real>(b, i), begin + i, diff);
@@ -75,6 +77,7 @@ void CompareIntegers(absl::string_view a, absl::string_view b, int64_t begin, El
     const auto x = Load<Integer>(a, i), y = Load<Integer>(b, i);
     if (x == y) continue;
     const auto [less, more] = std::minmax(x, y);
+    // In unsigned arithmetic: the difference of two int64 may not fit into one.
     Note(begin + i,
          static_cast<double>(
              static_cast<Unsigned>(static_cast<Unsigned>(more) - static_cast<Unsigned>(less))),

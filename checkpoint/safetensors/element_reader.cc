@@ -36,6 +36,7 @@ void Convert(DType dtype, const char* from, absl::Span<Real> into) {
 }  // namespace
 
 void FileIdentity::MixWord(uint64_t word) {
+  // No hash against attackers: it only has to notice a change.
   hash_ = (hash_ ^ word) * 0x9e3779b97f4a7c15;
   hash_ ^= hash_ >> 29;
 }
@@ -64,6 +65,7 @@ absl::Status ReadBytes(const OpenFile& file, int64_t at_bytes, int64_t size_byte
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const OpenFile& file, int64_t max_bytes) {
+  // Before it is allocated.
   if (file.size_bytes > max_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         file.path, ": ", file.size_bytes, " bytes, more than the ", max_bytes, " that may be"));
@@ -74,6 +76,7 @@ absl::StatusOr<std::string> ReadSmallFile(const OpenFile& file, int64_t max_byte
 }
 
 absl::Status ReadElements(const OpenFile& file, int64_t at_bytes, DType dtype, Values into) {
+  // In the same dtype it is read to its place, without a copy.
   if (dtype == into.dtype()) return ReadBytes(file, at_bytes, into.size_bytes(), into.data());
   constexpr int64_t kPieceElements = 1 << 15;
   const int64_t count = into.size(), element_bytes = SizeBytes(dtype);

@@ -16,6 +16,7 @@ absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes) {
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage->OpenFile(path));
+  // Before it is allocated.
   if (file->size_bytes() > max_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat(path, " has ", file->size_bytes(), " bytes, more than ", max_bytes));

@@ -33,9 +33,11 @@ absl::StatusOr<IndexedModel> IndexedModel::Open(const std::string& index_path) {
   identity.MixBytes(json);
   const std::string folder = index_path.substr(0, index_path.rfind('/') + 1);
   std::map<std::string, ModelReader> files;
+  // Files that the index names. They were checked to be in its folder.
   for (const std::string& name : FilesOf(*index)) {
     absl::StatusOr<ModelReader> file = ModelReader::Open(folder + name);
     if (!file.ok()) return Annotate(file.status(), index_path);
+    // Of every file: one that is replaced makes it another model.
     identity.MixWord(file->identity());
     files.emplace(name, *std::move(file));
   }

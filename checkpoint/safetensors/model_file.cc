@@ -19,11 +19,14 @@ absl::Status ModelFile::Create(const std::string& path, const SafetensorsHeader&
   }
   RETURN_IF_ERROR(CheckSavePath(path));
   // Before all that is written.
+  // Found before anything is written, and not after hours.
   ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(path, Links::kSeen));
   if (there.has_value() && there->kind != EntryInfo::Kind::kFile) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, " exists and is not a regular file, so it is not replaced"));
   }
+  // At its full size from the beginning: ranks write into it at once, and a full disk is an error
+  // now.
   return storage->CreateFile(PartialPath(path), header.file_bytes, EncodeHeader(header));
 }
 
@@ -49,6 +52,7 @@ absl::Status ModelFile::WriteSlice(const std::string& tensor, int64_t begin_elem
   const int64_t element_bytes = SizeBytes(dtype);
   const int64_t numel = (stored->end_bytes - stored->begin_bytes) / element_bytes;
   const int64_t count = values->size_bytes() / element_bytes;
+  // Written so that no sum can overflow.
   if (stored->dtype != dtype || begin_elements < 0 || begin_elements > numel ||
       count > numel - begin_elements) {
     return absl::InvalidArgumentError(absl::StrCat(path(), ": elements [", begin_elements, ", +",
@@ -110,6 +114,7 @@ absl::Status ModelFile::Publish(const std::string& path) {
 
 void ModelFile::Discard(const std::string& path) {
   const absl::StatusOr<Storage*> storage = StorageOf(path);
+  // A partial file that stays costs room, and the next save removes it.
   if (storage.ok()) (void)(*storage)->RemoveFile(PartialPath(path));
 }
 

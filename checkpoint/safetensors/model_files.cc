@@ -22,6 +22,7 @@ absl::StatusOr<std::vector<std::pair<std::string, int64_t>>> SizesOf(
   for (const auto& [name, info] : tensors) {
     ASSIGN_OR_RETURN(const int64_t numel, NumelOf(info));
     const std::optional<int64_t> size_bytes = SizeBytes(info.dtype, numel);
+    // Sizes come from headers of foreign files too.
     if (!size_bytes.has_value() || __builtin_add_overflow(*all_bytes, *size_bytes, all_bytes))
       return absl::InvalidArgumentError(absl::StrCat("tensor '", name, "': its size overflows"));
     sizes.emplace_back(name, *size_bytes);
@@ -70,6 +71,7 @@ absl::Status ModelFiles::Create(const std::string& folder, const ModelFilesPlan&
   for (const auto& [file, header] : plan.headers)
     RETURN_IF_ERROR(ModelFile::Create(PathIn(folder, file), header));
   if (plan.index.empty()) return absl::OkStatus();
+  // Not renamed: it is only read in a folder that has its name.
   return WriteWholeFile(PathIn(folder, kModelIndexName), plan.index);
 }
 
@@ -78,6 +80,7 @@ absl::StatusOr<ModelFile*> ModelFiles::FileOf(const std::string& tensor) {
   if (file == plan_.file_of.end())
     return absl::NotFoundError(absl::StrCat(folder_, ": no file has tensor '", tensor, "'"));
   if (!open_.has_value() || open_name_ != file->second) {
+    // The file before is synced before it closes: a later error of it would go unnoticed.
     RETURN_IF_ERROR(Sync());
     ASSIGN_OR_RETURN(ModelFile opened, ModelFile::Open(PathIn(folder_, file->second),
                                                        plan_.headers.at(file->second), direct_));
@@ -90,6 +93,7 @@ absl::StatusOr<ModelFile*> ModelFiles::FileOf(const std::string& tensor) {
 absl::Status ModelFiles::WriteSlice(const std::string& tensor, int64_t begin_elements,
                                     ConstValues values, uint32_t* crc32,
                                     const RangeSink::Wrote& wrote) {
+  // Rounding takes memory, so it is done in pieces.
   constexpr int64_t kPieceElements = 1 << 18;
   ASSIGN_OR_RETURN(ModelFile * file, FileOf(tensor));
   const std::optional<DType> dtype =

@@ -23,6 +23,7 @@ std::vector<std::vector<size_t>> SplitGreedily(
   int64_t open_bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const int64_t size_bytes = tensors[i].second;
+    // A tensor is never split, so one that is too large has a file of its own.
     if (size_bytes > max_shard_bytes) {
       shards.push_back({i});
       continue;
@@ -42,6 +43,7 @@ std::vector<std::vector<size_t>> SplitGreedily(
 }  // namespace
 
 absl::StatusOr<ModelIndex> DecodeModelIndex(absl::string_view json) {
+  // Before it is parsed.
   if (json.size() > kMaxIndexBytes) return Invalid(absl::StrCat(json.size(), " bytes"));
   const absl::StatusOr<nlohmann::json> parsed = ParseStrictJsonObject(json);
   if (!parsed.ok()) return Invalid(parsed.status().message());
@@ -50,6 +52,7 @@ absl::StatusOr<ModelIndex> DecodeModelIndex(absl::string_view json) {
   if (weight_map->empty()) return Invalid("the weight_map has no tensor");
   ModelIndex index;
   for (const auto& [tensor, file] : weight_map->items()) {
+    // File names are joined to the folder's path.
     if (!file.is_string() || !StaysInFolder(file.get_ref<const std::string&>())) {
       return Invalid(absl::StrCat("tensor '", tensor, "' is in ", file.dump(-1, ' ', true),
                                   ", which is not a file of the index's folder"));
@@ -81,6 +84,7 @@ std::vector<std::string> FilesOf(const ModelIndex& index) {
 
 absl::Status CheckAgainstFiles(const ModelIndex& index,
                                const std::map<std::string, TensorTable>& files) {
+  // Both ways: files and index must say the same, or readers would differ.
   for (const auto& [tensor, file] : index.file_of) {
     const auto table = files.find(file);
     if (table == files.end())
@@ -107,6 +111,7 @@ absl::StatusOr<std::vector<ModelShard>> SplitIntoShards(
   if (max_shard_bytes < 1) return Invalid(absl::StrCat("files of ", max_shard_bytes, " bytes"));
   std::set<std::string> names;
   for (const auto& [name, size_bytes] : tensors) {
+    // Negative sizes would break the split.
     if (size_bytes < 0 || !names.insert(name).second)
       return Invalid(absl::StrCat("tensor '", name, "' of ", size_bytes, " bytes, or twice"));
   }

@@ -13,6 +13,7 @@ namespace {
 // The size and the header, as bytes; less where the file is shorter than it says.
 absl::StatusOr<std::string> ReadPrefix(const OpenFile& file) {
   std::string prefix(std::min<int64_t>(file.size_bytes, 8), '\0');
+  // The length is untrusted, and is allocated below: the format and the file bound it.
   RETURN_IF_ERROR(ReadBytes(file, 0, prefix.size(), prefix.data()));
   uint64_t header_bytes = 0;
   memcpy(&header_bytes, prefix.data(), prefix.size());

@@ -10,6 +10,7 @@ namespace tessera {
 namespace {
 
 bool IsInfinite(DType dtype, uint16_t half) {
+  // All exponent bits and no fraction: infinity. NaN has a fraction.
   return (half & 0x7fff) == (dtype == DType::kBf16 ? 0x7f80 : 0x7c00);
 }
 
@@ -17,6 +18,7 @@ template <typename Real, typename Stored, typename IsInf>
 absl::Status CheckFinite(absl::Span<const Real> values, const Stored* stored, DType dtype,
                          IsInf is_infinite) {
   for (size_t i = 0; i < values.size(); ++i) {
+    // A finite value that rounds to infinity would be a silent loss.
     if (!is_infinite(stored[i]) || std::isinf(values[i])) continue;
     return absl::OutOfRangeError(
         absl::StrCat("the value ", values[i], " is too large for ", Name(dtype)));

@@ -55,6 +55,7 @@ absl::StatusOr<StoredTensor> DecodeTensor(const std::string& name, const Json& e
     return InvalidTensor(name, "bad data_offsets");
   tensor.begin_bytes = offsets_bytes[0];
   tensor.end_bytes = offsets_bytes[1];
+  // Before sizes are compared: the product of the shape may overflow.
   const absl::StatusOr<int64_t> numel = Numel(spec);
   if (!numel.ok()) return InvalidTensor(name, "the shape overflows");
   const std::optional<int64_t> size_bytes = SizeBytes(*dtype, *numel);
@@ -77,6 +78,7 @@ absl::Status CheckCoverage(const SafetensorsHeader& header) {
   });
   int64_t at = 0;
   for (const StoredTensor* tensor : sorted) {
+    // Tensors adjoin and end with the file. Hidden bytes are refused, as the reference does.
     if (tensor->begin_bytes != at)
       return InvalidTensor(tensor->name, "a hole or an overlap before it");
     at = tensor->end_bytes;
@@ -119,6 +121,7 @@ std::string HeaderJson(const SafetensorsHeader& header) {
     entries.emplace_back(tensor->name, std::move(entry));
   }
   std::string text = json.dump();
+  // Spaces up to a multiple of 8, so that data is aligned.
   text.resize((text.size() + 7) / 8 * 8, ' ');
   return text;
 }
@@ -151,6 +154,7 @@ absl::StatusOr<SafetensorsHeader> PlaceInfos(const std::vector<NamedTensorInfo>&
     if (!header.tensors.emplace(name, std::move(tensor)).second)
       return InvalidTensor(name, "the name is there twice");
   }
+  // The header's length depends on the offsets in it, which count from its end.
   header.data_offset_bytes = 8 + static_cast<int64_t>(HeaderJson(header).size());
   header.file_bytes = header.data_offset_bytes + at;
   return header;
@@ -183,6 +187,7 @@ absl::StatusOr<SafetensorsHeader> DecodeHeader(absl::string_view prefix, int64_t
   if (prefix.size() < 8) return absl::InvalidArgumentError("safetensors: shorter than 8 bytes");
   for (int i = 0; i < 8; ++i)
     size |= static_cast<uint64_t>(static_cast<uint8_t>(prefix[i])) << (8 * i);
+  // Against the text that is there, and not the file: the prefix may be cut.
   if (size > kMaxHeaderBytes || size > prefix.size() - 8) {
     return absl::InvalidArgumentError(absl::StrCat("safetensors: a header of ", size, " bytes"));
   }

@@ -93,6 +93,7 @@ class StoredCheckpoint final : public StoredTensors {
                                          : name]
           .push_back(name);
     }
+    // Two models in one folder have no single answer.
     if (parts.count(kModelPart) != 0) RETURN_IF_ERROR(ModelFilesOf(manifest).status());
     return parts;
   }

@@ -28,6 +28,7 @@ class Watch : public nlohmann::json_sax<Json> {
     return Deeper();
   }
   bool key(string_t& key) override {
+    // Readers differ in which of the two counts.
     if (keys_.back().insert(key).second) return true;
     error_ = absl::StrCat("'", key, "': the key is there twice");
     return false;
@@ -49,6 +50,7 @@ class Watch : public nlohmann::json_sax<Json> {
 
  private:
   bool Deeper() {
+    // The parser recurses: depth is stack.
     if (++depth_ <= kMaxJsonDepth) return true;
     error_ = absl::StrCat("nested deeper than ", kMaxJsonDepth);
     return false;
@@ -61,6 +63,7 @@ class Watch : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
+// Twice through the text: first to check, then to build, which assumes what was checked.
 absl::StatusOr<Json> ParseStrictJsonObject(absl::string_view text) {
   // The library takes a NUL for the end of the text, and would not check what follows it.
   if (text.find('\0') != absl::string_view::npos) return absl::InvalidArgumentError("a NUL in it");

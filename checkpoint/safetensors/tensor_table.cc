@@ -9,6 +9,7 @@
 namespace tessera {
 namespace {
 
+// Written so that no sum can overflow.
 bool IsOutside(int64_t begin, int64_t count, int64_t numel) {
   return begin < 0 || count < 0 || begin > numel || count > numel - begin;
 }
@@ -46,6 +47,7 @@ absl::StatusOr<StoredSlice> CheckStoredSlice(const TensorTable& tensors, const s
   ASSIGN_OR_RETURN(const int64_t numel, NumelOf(it->second));
   if (IsOutside(begin_elements, count, numel))
     return NoSlice(begin_elements, count, name, numel, it->second);
+  // Below a byte a slice may begin or end within one.
   const std::optional<int64_t> begin_bytes = SizeBytes(it->second.dtype, begin_elements);
   const std::optional<int64_t> size_bytes = SizeBytes(it->second.dtype, count);
   if (!begin_bytes.has_value() || !size_bytes.has_value())

@@ -64,6 +64,7 @@ void TakeSummed(ByteSource* from, int64_t size_bytes, char* to, uint32_t* crc32)
 }  // namespace
 
 DirectWrites::~DirectWrites() {
+  // Nothing was written directly.
   if (!thread_.joinable()) return;
   {
     absl::MutexLock lock(&mu_);
@@ -75,20 +76,24 @@ DirectWrites::~DirectWrites() {
 absl::StatusOr<std::shared_ptr<DirectWrites::File>> DirectWrites::Open(const std::string& path) {
   auto file = std::make_shared<File>();
   file->path = path;
+  // O_NOFOLLOW: a link that another process put there is not written through.
   file->cached.Reset(open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!file->cached.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
   file->block_bytes = BlockBytes(file->cached.get());
   if (file->block_bytes > 0) {
+    // A second descriptor: ends and refused pieces go through the cache.
     file->direct.Reset(open(path.c_str(), O_WRONLY | O_CLOEXEC | O_DIRECT | O_NOFOLLOW));
     if (file->direct.valid()) return file;
     if (!HasNoDirectWrites(errno)) return ErrnoStatus(errno, absl::StrCat("open ", path));
   }
   TellOnce(path);
+  // null: the caller writes through the cache.
   return std::shared_ptr<File>();
 }
 
 absl::Status DirectWrites::Start() {
   for (Piece& piece : pieces_) {
+    // Aligned, as direct writes need it.
     piece.buffer.reset(static_cast<char*>(aligned_alloc(kBufferBytes, kBufferBytes)));
     if (piece.buffer == nullptr)
       return absl::ResourceExhaustedError("no memory for a buffer of direct writes");
@@ -108,12 +113,15 @@ absl::Status DirectWrites::Write(std::shared_ptr<File> file, ByteSource* bytes, 
                                  int64_t at_bytes, uint32_t* crc32,
                                  const std::function<void(int64_t bytes)>& wrote) {
   if (!thread_.joinable()) RETURN_IF_ERROR(Start());
+  // This thread fills and sums a piece while the other one writes the piece before it.
   for (const int64_t end_bytes = at_bytes + size_bytes; at_bytes < end_bytes;) {
     Piece& piece = pieces_[next_piece_];
     RETURN_IF_ERROR(AwaitFree(piece));
+    // Without the lock: a free piece is the filler's, and the lock below hands it over.
     piece.at_bytes = at_bytes;
     piece.size_bytes = std::min(kBufferBytes, end_bytes - at_bytes);
     TakeSummed(bytes, piece.size_bytes, piece.buffer.get(), crc32);
+    // Counted when it is taken, not when it is on disk.
     if (wrote != nullptr) wrote(piece.size_bytes);
     at_bytes += piece.size_bytes;
     next_piece_ = (next_piece_ + 1) % kPieces;
@@ -125,6 +133,7 @@ absl::Status DirectWrites::Write(std::shared_ptr<File> file, ByteSource* bytes, 
 
 absl::Status DirectWrites::Await() {
   absl::Status status;
+  // Pieces are written in turn, so the last status has the error of any.
   for (const Piece& piece : pieces_) status = AwaitFree(piece);
   return status;
 }
@@ -138,9 +147,11 @@ void DirectWrites::Run() {
         return piece.file != nullptr || over_;
       };
       absl::MutexLock lock(&mu_, absl::Condition(&is_woken));
+      // Ended only when all that was given is written.
       if (piece.file == nullptr) return;
       failed = !status_.ok();
     }
+    // After an error the rest is only taken off, so that the filler does not wait.
     const absl::Status status = failed ? absl::OkStatus() : WritePiece(piece);
     absl::MutexLock lock(&mu_);
     if (!status.ok()) status_ = status;
@@ -155,6 +166,7 @@ absl::Status DirectWrites::WritePiece(const Piece& piece) {
     do {
       written = pwrite(file.direct.get(), piece.buffer.get(), piece.size_bytes, piece.at_bytes);
     } while (written < 0 && errno == EINTR);
+    // Some file systems refuse only at the first write.
     if (written < 0 && HasNoDirectWrites(errno)) {
       TellOnce(file.path);
       file.refused.store(true);

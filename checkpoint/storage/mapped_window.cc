@@ -33,12 +33,15 @@ size_t PageBytes() {
 }
 
 // Nothing but what a handler may call, as far as mmap is that: it is a system call, and no more.
+// Another process may truncate the file at any time: pages that are gone then raise SIGBUS.
 void OnBusError(int signal, siginfo_t* info, void*) {
   const int saved_errno = errno;
   char* const at = static_cast<char*>(info->si_addr);
+  // Only this thread's copy is expected to fail. Any other access is somebody's bug.
   if (at >= guarded.begin && at < guarded.end) {
     const size_t page_bytes = PageBytes();
     char* const page = at - reinterpret_cast<uintptr_t>(at) % page_bytes;
+    // A page of zeroes takes its place, so that the copy goes on. Its result is thrown away.
     if (mmap(page, page_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page) {
       guarded.was_hit = true;
       errno = saved_errno;
@@ -58,6 +61,7 @@ bool IsCached(int fd, int64_t at_bytes, int64_t size_bytes) {
     char byte;
     iovec into = {&byte, 1};
     const int64_t last = std::min(at + kProbeBytes, end_bytes) - 1;
+    // A read that may not wait: it fails unless the page is in the cache.
     if (preadv2(fd, &into, 1, last, RWF_NOWAIT) != 1) return false;
   }
   return true;
@@ -78,6 +82,7 @@ void LetFilesBeMapped() {
 }
 
 std::optional<MappedWindow> MappedWindow::OfCached(int fd, int64_t at_bytes, int64_t size_bytes) {
+  // Mapping what is on disk would fault page by page, slower than reads (docs/adr/0056).
   if (!may_map || size_bytes <= 0 || !IsCached(fd, at_bytes, size_bytes)) return std::nullopt;
   const int64_t skipped_bytes = at_bytes % static_cast<int64_t>(PageBytes());
   const int64_t mapped_bytes = size_bytes + skipped_bytes;
@@ -98,6 +103,7 @@ bool MappedWindow::Copy(int64_t from_bytes, int64_t size_bytes, void* into) cons
   guarded.was_hit = false;
   guarded.begin = begin_;
   guarded.end = begin_ + size_bytes_;
+  // The handler runs on this thread, so a fence for the compiler is enough.
   std::atomic_signal_fence(std::memory_order_seq_cst);
   CopyAhead(into, from, size_bytes);
   std::atomic_signal_fence(std::memory_order_seq_cst);

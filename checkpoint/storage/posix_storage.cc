@@ -36,6 +36,7 @@ class PosixFile final : public ReadableFile {
       const ssize_t got = pread(fd_.get(), data, size_bytes, at_bytes);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) return ErrnoStatus(errno, absl::StrCat("read ", path_));
+      // The file was truncated after it was opened.
       if (got == 0) return absl::DataLossError(absl::StrCat(path_, ": shorter than it was"));
       data += got;
       at_bytes += got;
@@ -87,6 +88,7 @@ class PosixFile final : public ReadableFile {
 std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
 
 absl::Status FsyncFolder(const std::string& path) {
+  // A name is durable when its folder is synced, not its file.
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open folder ", path));
   if (fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync folder ", path));
@@ -149,10 +151,12 @@ absl::Status CheckReplaceable(const std::string& path) {
 // another process puts there meanwhile is not written through.
 absl::StatusOr<UniqueFd> CreateNew(const std::string& path) {
   for (int attempt = 0; attempt < 3; ++attempt) {
+    // O_EXCL: nothing that is there is written to.
     UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (fd.valid()) return fd;
     if (errno != EEXIST) return ErrnoStatus(errno, absl::StrCat("create ", path));
     RETURN_IF_ERROR(CheckReplaceable(path));
+    // Another save may create it again at once, hence a few attempts.
     if (unlink(path.c_str()) != 0 && errno != ENOENT)
       return ErrnoStatus(errno, absl::StrCat("replace ", path));
   }
@@ -168,6 +172,7 @@ struct CloseFolder {
 absl::Status PosixStorage::CreateFile(const std::string& path, int64_t size_bytes,
                                       absl::string_view beginning) {
   ASSIGN_OR_RETURN(const UniqueFd fd, CreateNew(path));
+  // The blocks are taken now: a full disk must not stop a save in its middle.
   if (const int error = posix_fallocate(fd.get(), 0, size_bytes); error != 0)
     return ErrnoStatus(error, absl::StrCat("reserve ", size_bytes, " bytes for ", path));
   RETURN_IF_ERROR(FaultPoint("model-file.write"));
@@ -185,12 +190,15 @@ absl::Status PosixStorage::WriteWhole(const std::string& path, absl::string_view
   ASSIGN_OR_RETURN(const UniqueFd fd, CreateNew(path));
   RETURN_IF_ERROR(WriteAt(fd.get(), bytes, 0, path));
   RETURN_IF_ERROR(FaultPoint("file.sync"));
+  // Synced here, since such a file gets no Sync of its own.
   if (fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync ", path));
   return absl::OkStatus();
 }
 
 absl::Status PosixStorage::PublishFile(const std::string& partial, const std::string& path) {
+  // Before the first change.
   RETURN_IF_ERROR(CheckReplaceable(path));
+  // Exchanged, so that the way back is one rename if the folder cannot be synced.
   const bool exchanged = ExchangeFiles(partial, path);
   if (exchanged) {  // Somebody may have put something else there meanwhile.
     if (const absl::Status replaced = CheckReplaceable(partial); !replaced.ok()) {
@@ -201,6 +209,7 @@ absl::Status PosixStorage::PublishFile(const std::string& partial, const std::st
   // Where nothing has the name, the new file's way back is known.
   const bool was_free = !exchanged && renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path.c_str(),
                                                 RENAME_NOREPLACE) == 0;
+  // Where there are no flags the older file is replaced, without a way back.
   if (!exchanged && !was_free && rename(partial.c_str(), path.c_str()) != 0)
     return ErrnoStatus(errno, absl::StrCat("rename to ", path));
   if (const absl::Status synced = FsyncFolder(FolderOf(path)); !synced.ok()) {
@@ -214,6 +223,7 @@ absl::Status PosixStorage::PublishFile(const std::string& partial, const std::st
 }
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::OpenFile(const std::string& path) {
+  // O_NONBLOCK: the path may be a pipe, which would wait for a writer.
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
   struct stat info;
@@ -241,9 +251,11 @@ absl::Status PosixStorage::SyncFolder(const std::string& path) {
 
 absl::Status PosixStorage::PublishFolder(const std::string& partial, const std::string& path,
                                          bool exchange) {
+  // The files' names must be durable before the folder's name is.
   RETURN_IF_ERROR(SyncFolder(partial));
   RETURN_IF_ERROR(FaultPoint("checkpoint.rename"));
   RETURN_IF_ERROR(RenameFolder(partial, path, exchange));
+  // Only a place to die in.
   (void)FaultPoint("checkpoint.renamed");
   if (const absl::Status synced = SyncFolder(FolderOf(path)); !synced.ok()) {
     (void)UnpublishFolder(path, partial, exchange);  // As PublishFile.
@@ -260,6 +272,7 @@ absl::Status PosixStorage::UnpublishFolder(const std::string& path, const std::s
 
 absl::Status PosixStorage::RetireFolder(const std::string& path, const std::string& partial) {
   RETURN_IF_ERROR(RenameFolder(path, partial, /*exchange=*/false));
+  // Durable before its files are removed.
   return SyncFolder(FolderOf(path));
 }
 
@@ -273,6 +286,7 @@ absl::StatusOr<std::vector<std::string>> PosixStorage::List(const std::string& f
   if (open_folder == nullptr) return ErrnoStatus(errno, absl::StrCat("list ", folder));
   std::vector<std::string> names;
   while (true) {
+    // readdir tells an error by errno alone.
     errno = 0;
     const dirent* entry = readdir(open_folder.get());
     if (entry == nullptr && errno != 0) return ErrnoStatus(errno, absl::StrCat("list ", folder));
@@ -300,6 +314,7 @@ absl::StatusOr<std::optional<EntryInfo>> PosixStorage::Look(const std::string& p
   struct stat info;
   const int flags = links == Links::kSeen ? AT_SYMLINK_NOFOLLOW : 0;
   if (fstatat(AT_FDCWD, path.c_str(), &info, flags) != 0) {
+    // A part of the path that is not a folder: nothing can be there.
     if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
     return ErrnoStatus(errno, absl::StrCat("stat ", path));
   }

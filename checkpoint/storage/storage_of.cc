@@ -8,6 +8,7 @@
 namespace tessera {
 
 absl::StatusOr<Storage*> StorageOf(absl::string_view path) {
+  // Never destroyed: background saves may outlive main.
   static PosixStorage* const file_system = new PosixStorage();
   const std::string scheme = SchemeOf(path);
   if (scheme.empty()) return file_system;

@@ -45,6 +45,7 @@ namespace {
 constexpr size_t kMaxPathBytes = 4095, kMaxPathNameBytes = 255;
 
 absl::Status CheckText(absl::string_view path) {
+  // Paths are logged, journalled and sent as text.
   if (PrintableUtf8(path) != path) {
     return absl::InvalidArgumentError(
         absl::StrCat("path '", Shown(path), "' is not printable UTF-8 text"));
@@ -82,6 +83,7 @@ absl::StatusOr<std::string> PlainPath(absl::string_view path) {
 std::string PartialPath(const std::string& path) { return absl::StrCat(path, kPartialSuffix); }
 
 absl::Status CheckSavePath(absl::string_view path) {
+  // Checked before the save: its partial name would fail only when it is created.
   const absl::string_view name = path.substr(path.rfind('/') + 1);
   const size_t most = kMaxPathNameBytes - kPartialSuffix.size();
   if (name.size() <= most) return absl::OkStatus();

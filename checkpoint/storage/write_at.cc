@@ -10,6 +10,7 @@
 namespace tessera {
 
 absl::Status WriteAt(int fd, absl::string_view bytes, int64_t at_bytes, const std::string& path) {
+  // The kernel may write less than asked, also to a regular file.
   while (!bytes.empty()) {
     const ssize_t written = pwrite(fd, bytes.data(), bytes.size(), at_bytes);
     if (written < 0 && errno == EINTR) continue;

@@ -39,9 +39,11 @@ void EncodeContents(const CheckpointContents& contents, Session* session,
   if (contents.buffers.empty()) {
     AddTrainerTensors(session, request);
   } else if (session->rank() == 0) {
+    // Rank 0's are saved, so the others send none.
     EncodeTensors(contents.buffers, /*with_values=*/true, request->mutable_buffers());
   }
   if (contents.trainer_state.size() > kMaxTrainerStateBytes) {
+    // Sent as a refusal, so that all ranks get the error together.
     request->set_refusal(absl::StrCat("trainer state of ", contents.trainer_state.size(),
                                       " bytes, more than ", kMaxTrainerStateBytes));
   } else {
@@ -62,6 +64,7 @@ absl::Status CheckNothingIsReplaced(const Session& session, const std::string& p
 }
 
 absl::StatusOr<CheckpointContents> ContentsOf(const WantedContents& contents, int64_t step) {
+  // An exception must not leave the other ranks waiting in the save.
   try {
     return contents(step);
   } catch (...) {  // The trainer's; the step that it is in is taken.
@@ -89,6 +92,7 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
   request.set_no_overwrite(!options.overwrite);
   if (!options.overwrite) {
     const absl::Status status = CheckNothingIsReplaced(*session, path, options.in_parts);
+    // Not returned: the other ranks wait in the operation.
     if (!status.ok()) request.set_refusal(status.ToString());
   }
   return StateAccess(session).Call(OpKind::kSave, request.SerializeAsString()).status();
@@ -99,6 +103,7 @@ void OnSaveRequest(Session* session, WantedContents contents) {
     v1::SaveRequest request;
     request.set_is_checkpoint(true);
     request.set_wish(wish);
+    // Called within the step that was voted to be saved.
     const absl::StatusOr<CheckpointContents> own = ContentsOf(contents, session->next_step() - 1);
     if (own.ok()) {
       EncodeContents(*own, session, &request);
@@ -133,6 +138,7 @@ absl::Status AwaitSave(Session* session) {
     if (status.path.empty())
       return absl::FailedPreconditionError("there is no save in the background");
     if (!status.running) return status.outcome;
+    // A message to the executor each time, so not more often.
     absl::SleepFor(kLookAgain);
   }
 }

@@ -14,6 +14,7 @@ namespace tessera {
 absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
                                      const LoadOptions& options) {
   v1::LoadRequest request;
+  // Sent as text. A path that is changed by it is refused where it is opened.
   request.set_path(PrintableUtf8(path));
   request.set_strict(options.strict);
   EncodeNames(options.names, &request);

@@ -119,6 +119,7 @@ class Plan {
     for (const std::string& name : names) {
       const auto one = stored.find(name);
       if (one == stored.end()) continue;
+      // Which of the two is the right one cannot be told.
       if (found != nullptr) {
         return Wrong(absl::StatusCode::kInvalidArgument, name,
                      absl::StrCat("'", names[0], "' is there under another name, too"));
@@ -130,6 +131,7 @@ class Plan {
 
   absl::Status PlanParameters(const Session& session, const dcp::OptimizerState& state,
                               bool strict) {
+    // Everything is checked before anything is written, so that an error changes nothing.
     std::set<std::string> known;
     for (const UnitLayout& unit : session.layout().units) {
       units_.emplace_back();
@@ -215,6 +217,7 @@ class Plan {
           first[group] = name;
           groups_[group] = said;
         } else if (!Same(said, groups_[group])) {
+          // Torch may have given parameters of one group different numbers. This job cannot.
           return Wrong(absl::StatusCode::kFailedPrecondition, name,
                        absl::StrCat("its numbers are not those of '", first[group],
                                     "', which is in the same param group of the job"));
@@ -233,6 +236,7 @@ class Plan {
                                 const Numbers& from, HyperParameters* to) {
     const auto take = [&from](const char* key, size_t count, size_t i, double* into) {
       const auto numbers = from.find(key);
+      // What is not there, or has another form, keeps the job's number.
       if (numbers != from.end() && numbers->second.size() == count) *into = numbers->second[i];
     };
     take("lr", 1, 0, &to->learning_rate);
@@ -245,6 +249,7 @@ class Plan {
       double number = 0;
       take(other, 1, 0, &number);
       if (number != 0) {
+        // Ignoring it would train something else than before.
         return Wrong(absl::StatusCode::kUnimplemented, name,
                      absl::StrCat("no optimizer here has '", other, "'"));
       }
@@ -273,12 +278,14 @@ class Loader {
   absl::StatusOr<std::vector<HyperParameters>> Run() {
     if (session_.within_step())
       return absl::FailedPreconditionError("optimizer state: within a step");
+    // Counts writes, to tell whether one that was interrupted was decided.
     const int64_t writes = session_.num_writes();
     while (true) {
       const absl::Status status = Try();
       if (status.ok()) return plan_.groups();
       RETURN_IF_ERROR(session_.Recover());  // Where the epoch is over, by whosever error.
       if (!absl::IsAborted(status)) return status;
+      // It was decided before the epoch ended, so it is done.
       if (session_.num_writes() > writes) return plan_.groups();
     }
   }
@@ -292,10 +299,12 @@ class Loader {
     absl::Status status = Write();
     // Another rank's error was told when its epoch was over, and this rank is in the next one.
     const bool has_ended = access_.epoch() != epoch;
+    // An error of this rank alone ends the epoch, or the others would wait.
     return status.ok() || has_ended ? status : EndEpoch(std::move(status));
   }
 
   // So that no two ranks take parts of different states.
+  // By what will be written, not by paths: folders of nodes may be copies.
   absl::Status CheckAlike() {
     FileIdentity identity;
     identity.MixWord(plan_.model().identity());
@@ -344,6 +353,7 @@ class Loader {
   }
 
   absl::Status ReadSlice(StateArray array, int unit, Values slice) {
+    // Parameters without state, and padding, are zero.
     memset(slice.data(), 0, slice.size_bytes());
     const UnitLayout& layout = session_.layout().units[unit];
     ASSIGN_OR_RETURN(const ShardView view,

@@ -13,6 +13,7 @@ absl::Status SaveModel(Session* session, const std::string& path, const SaveMode
   request.set_max_file_bytes(options.max_file_bytes);
   if (options.dtype.has_value()) request.set_save_dtype(EncodeDType(*options.dtype));
   AddTrainerTensors(session, &request);
+  // All ranks reach the save, whatever is wrong with their request.
   return StateAccess(session).Call(OpKind::kSave, request.SerializeAsString()).status();
 }
 

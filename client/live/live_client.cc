@@ -38,6 +38,7 @@ class GrpcLiveClient : public LiveClient {
 
   absl::Status Get(const v1::LiveStateQuery& query, Way way, Take take) override {
     if (way == Way::kDirectIfPossible) {
+      // Only if nothing was taken yet. Otherwise the caller decides.
       const auto status = GetDirect(query, take);
       if (status.has_value()) return *status;
     }
@@ -63,6 +64,7 @@ class GrpcLiveClient : public LiveClient {
 
   // An error of the call's own says more than what followed from it.
   absl::Status End(Reader* reader, grpc::ClientContext* context, const absl::Status& taken) {
+    // The coordinator stops sending. What it says of that does not matter.
     if (!taken.ok()) context->TryCancel();
     const absl::Status status = Named(reader->Finish());
     return taken.ok() ? status : taken;
@@ -84,9 +86,11 @@ class GrpcLiveClient : public LiveClient {
                         : End(reader.get(), &context, taken);
     }
     std::vector<std::unique_ptr<LiveFetch>> fetches;
+    // All of them before anything is taken: one that cannot be reached leaves the other way open.
     for (const v1::LiveSource& source : sources.sources().sources()) {
       auto fetch = LiveFetch::Open(source, coordinator_, keepalive_);
       if (!fetch.ok()) {
+        // Its end is no news.
         (void)End(reader.get(), &context, fetch.status());
         return std::nullopt;
       }
@@ -105,9 +109,11 @@ class GrpcLiveClient : public LiveClient {
         if (taken.ok()) fetched = FetchTensor(tensors[i].tensor(), fetches, take, &taken);
       }
     }
+    // The workers sent what does not fit. Their call ended well all the same.
     if (absl::IsDataLoss(fetched)) taken = fetched;  // Which the worker does not know of.
     if (!taken.ok()) return End(reader.get(), &context, taken);
     // The call ends as the reading did, and with the cause where a fetch only broke off.
+    // Nothing more is expected but the status.
     v1::LiveStateReply rest;
     while (reader->Read(&rest)) {
     }
@@ -123,12 +129,14 @@ class GrpcLiveClient : public LiveClient {
     const int64_t element_bytes = SizeBits(dtype) / 8;
     v1::LiveStateReply reply;
     for (const v1::LiveExtent& extent : tensor.extents()) {
+      // An index from the wire.
       if (extent.source() < 0 || extent.source() >= static_cast<int>(fetches.size()))
         return absl::DataLossError(
             absl::StrCat("tensor '", tensor.name(), "' has an unknown source"));
       for (int64_t done = 0; done < extent.numel();) {
         RETURN_IF_ERROR(fetches[extent.source()]->Next(reply.mutable_piece()));
         const int64_t numel = static_cast<int64_t>(reply.piece().data().size()) / element_bytes;
+        // Nothing would end this loop, or the next tensor's elements would be taken for this one's.
         if (numel == 0 || numel > extent.numel() - done)
           return absl::DataLossError(
               absl::StrCat("tensor '", tensor.name(), "': a piece of ", numel, " elements"));

@@ -59,6 +59,7 @@ absl::StatusOr<LiveEntry> LiveEntryOf(const v1::LiveTensorInfo& info) {
   entry.parameter = info.parameter();
   ASSIGN_OR_RETURN(entry.array, Decode(info));
   ASSIGN_OR_RETURN(NamedTensorInfo tensor, TensorInfoOf(info));
+  // The shape is the coordinator's word: its product may overflow.
   ASSIGN_OR_RETURN(const int64_t numel, NumelOf(tensor.info));
   entry.dtype = tensor.info.dtype;
   entry.shape = std::move(tensor.info.shape);

@@ -30,6 +30,7 @@ class GrpcLiveFetch : public LiveFetch {
         stub_(v1::LiveFetch::NewStub(channel_)) {}
   ~GrpcLiveFetch() override {
     if (reader_ == nullptr || ended_) return;
+    // The worker's hold must not wait for the end of this process.
     context_.TryCancel();
     (void)End();
   }
@@ -41,6 +42,7 @@ class GrpcLiveFetch : public LiveFetch {
     v1::LiveFetchRequest request;
     request.set_session(session);
     reader_ = stub_->Fetch(&context_, request);
+    // A worker that does not know the session says so before its first piece.
     has_first_ = reader_->Read(&first_);
     return has_first_ ? absl::OkStatus() : End();
   }
@@ -56,6 +58,7 @@ class GrpcLiveFetch : public LiveFetch {
 
  private:
   absl::Status End() {
+    // Finish is called once.
     if (!std::exchange(ended_, true)) status_ = FromGrpcStatus(reader_->Finish());
     return status_.ok() ? absl::DataLossError("it sent too little") : status_;
   }
@@ -86,6 +89,7 @@ absl::StatusOr<std::unique_ptr<LiveFetch>> LiveFetch::Open(const v1::LiveSource&
                                                            const DialOptions& coordinator,
                                                            const Keepalive& keepalive) {
   std::vector<std::string> causes;
+  // In the order that the worker prefers. One that answers is enough.
   for (const std::string& address : source.addresses()) {
     DialOptions worker = coordinator;
     worker.is_coordinator = false;  // What a worker says of where it is: it gets no token.

@@ -15,6 +15,7 @@ absl::StatusOr<StoredDType> StoredDTypeOf(const v1::LiveTensorInfo& info) {
     return StoredAs(dtype);
   }
   const std::optional<StoredDType> dtype = ParseStoredDType(info.stored_dtype());
+  // Elements are addressed by bytes.
   if (dtype.has_value() && SizeBits(*dtype) % 8 == 0) return *dtype;
   return absl::InvalidArgumentError(
       absl::StrCat("tensor '", info.name(), "' is in an unknown '", info.stored_dtype(), "'"));

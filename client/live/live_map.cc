@@ -98,9 +98,11 @@ std::optional<absl::StatusOr<VisitedState>> VisitMap(const LiveReaderOptions& op
   if (options.through_coordinator) return std::nullopt;
   absl::StatusOr<std::unique_ptr<LiveMap>> map = LiveMap::Open(options, query);
   if (IsOfTheQuery(map.status())) return map.status();
+  // Its retries are bounded: each one takes a whole step of training.
   for (int visits = 0; map.ok() && visits < kMaxVisits; ++visits) {
     if (visits > 0 && !(*map)->Renew().ok()) break;
     const absl::Status visited = visit((*map)->version(), (*map)->entries());
+    // Whatever the visit made of torn values is thrown away, its error too.
     if (!(*map)->StillTrue()) continue;
     if (!visited.ok()) return visited;
     return VisitedState{(*map)->version(), true};
@@ -126,6 +128,7 @@ absl::StatusOr<std::unique_ptr<LiveMap>> LiveMap::Open(const LiveReaderOptions& 
   };
   if (!options.worker_address.empty()) {
     auto map = open(&LiveMap::OpenAtWorker);
+    // An error of the query is the same everywhere.
     if (map.ok() || absl::IsInvalidArgument(map.status()) || options.coordinator_address.empty())
       return map;
   }
@@ -156,6 +159,7 @@ absl::Status LiveMap::OpenByCoordinator(const LiveReaderOptions& options,
 }
 
 absl::Status LiveMap::FindPlaces() {
+  // Slices come in the order of the tensors: each source is read once through.
   std::vector<int> next(sources_.size(), 0);  // By source: its next slice.
   int parameter = -1;
   for (const v1::LiveTensorInfo& info : grant_->tensors()) {
@@ -170,6 +174,7 @@ absl::Status LiveMap::FindPlaces() {
         "tensor '", entry.name, "': its workers gave other parts of it than they have"));
     int64_t found_bytes = 0;
     for (const v1::LiveExtent& extent : info.extents()) {
+      // Written so that no product can overflow.
       if (extent.source() < 0 || extent.source() >= static_cast<int>(sources_.size()) ||
           extent.numel() < 0 || extent.numel() > (entry.size_bytes - found_bytes) / element_bytes)
         return mismatch;
@@ -178,6 +183,7 @@ absl::Status LiveMap::FindPlaces() {
       for (int64_t left_bytes = extent.numel() * element_bytes; left_bytes > 0; ++slice) {
         if (slice >= given.slices_size()) return mismatch;
         const v1::LiveMapSlice& found = given.slices(slice);
+        // Aligned by elements, since readers use them as such.
         if (found.size_bytes() > left_bytes || found.size_bytes() % element_bytes != 0 ||
             found.even_offset_bytes() % element_bytes != 0 ||
             found.odd_offset_bytes() % element_bytes != 0)
@@ -187,6 +193,7 @@ absl::Status LiveMap::FindPlaces() {
         places.push_back({extent.source(), slice});
       }
     }
+    // Not more and not less, so that spans cover the entry.
     if (found_bytes != entry.size_bytes) return mismatch;
     mapped.spans.resize(places.size());
   }
@@ -214,6 +221,7 @@ absl::Status LiveMap::AwaitWhole(int64_t step) const {
         std::this_thread::yield();
         continue;
       }
+      // Training has passed it: waiting longer is in vain.
       if (!Stands(step)) break;
       if (SteadyNow() > deadline)
         return absl::UnavailableError(
@@ -221,12 +229,14 @@ absl::Status LiveMap::AwaitWhole(int64_t step) const {
       absl::SleepFor(kLook);
     }
   }
+  // After the wait: whole, and not overwritten yet.
   if (Stands(step)) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("step ", step, " is overwritten already"));
 }
 
 absl::Status LiveMap::Show(int64_t step) {
   RETURN_IF_ERROR(AwaitWhole(step));
+  // Numbers are read like the values: they count only if the step still stands afterwards.
   const MappedNumbers numbers = sources_[0]->Numbers(step);
   if (!Stands(step))
     return absl::AbortedError(absl::StrCat("step ", step, " is overwritten already"));
@@ -254,7 +264,9 @@ absl::Status LiveMap::Renew() {
           absl::StrCat("nothing newer is mapped: ", grant_->why_ended().message()));
     }
     int64_t newest = 0;
+    // Some rank has applied it, so it is decided. The others are waited for.
     for (const auto& source : sources_) newest = std::max(newest, source->Newest());
+    // Words of shared memory are untrusted: the step after the next is computed from it.
     if (newest > kMaxStep)
       return absl::DataLossError(absl::StrCat("a worker says that step ", newest, " is there"));
     status = Show(newest);

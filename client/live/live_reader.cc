@@ -44,6 +44,7 @@ class Taking {
       case v1::LiveStateReply::REPLY_NOT_SET:
         break;
     }
+    // Ignored, so that old clients read from new coordinators.
     return absl::OkStatus();  // Of a newer coordinator.
   }
 
@@ -75,6 +76,7 @@ class Taking {
   absl::Status TakePiece(const v1::LivePiece& piece) {
     const auto size_bytes = static_cast<int64_t>(piece.data().size());
     if (num_entries_ == 0) return absl::DataLossError("a piece without a tensor");
+    // Pieces follow each other without gaps, so a lost one is noticed.
     if (piece.offset_elements() != done_bytes_ / element_bytes_ ||
         size_bytes % element_bytes_ != 0 || size_bytes > entry_.size_bytes - done_bytes_) {
       return absl::DataLossError(absl::StrCat("tensor '", entry_.name, "': ", size_bytes,
@@ -101,6 +103,7 @@ class RoomSink : public LiveSink {
   absl::Status Entry(const LiveEntry& entry) override {
     ASSIGN_OR_RETURN(into_, room_(entry));
     element_bytes_ = SizeBits(entry.dtype) / 8;
+    // Before the first byte is copied.
     if (static_cast<int64_t>(into_.size()) == entry.size_bytes) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("tensor '", entry.name, "' of ",
                                                    entry.size_bytes,
@@ -155,12 +158,14 @@ absl::StatusOr<LiveVersion> LiveReader::Get(const LiveQuery& query, LiveSink* si
     const absl::Status status =
         client_->Get(encoded, way, [&](const v1::LiveStateReply& reply) -> absl::Status {
           absl::Status taken = taking.Take(reply);
+          // An error of the sink is not one of the way.
           sink_refused = !taken.ok();
           return taken;
         });
     if (status.ok()) return taking.Finish();
     // Training may not have waited until all was fetched or copied: what the coordinator hands on
     // is copied before anything is sent.
+    // Once, and only on an error that the other way may not have.
     const bool may_try_again =
         absl::IsUnavailable(status) && !sink_refused && way == LiveClient::Way::kDirectIfPossible;
     if (!may_try_again) return status;

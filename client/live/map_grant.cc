@@ -23,6 +23,7 @@ class GrpcMapGrant : public MapGrant {
       : coordinator_(std::move(coordinator)), stub_(v1::LiveMap::NewStub(channel)) {}
   ~GrpcMapGrant() override {
     if (stream_ == nullptr) return;
+    // Ends the thread's read, which is joined before Finish.
     context_.TryCancel();
     if (watch_.joinable()) watch_.join();
     (void)stream_->Finish();
@@ -48,6 +49,7 @@ class GrpcMapGrant : public MapGrant {
         return absl::OkStatus();
       }
     }
+    // Finish says why the call ended.
     const absl::Status status = FromGrpcStatus(stream_->Finish());
     stream_.reset();
     return Annotate(status.ok() ? absl::DataLossError("the call ended too early") : status,
@@ -61,12 +63,14 @@ class GrpcMapGrant : public MapGrant {
       if (!reply.has_ended()) continue;
       End(absl::Status(static_cast<absl::StatusCode>(reply.ended().code()),
                        reply.ended().message()));
+      // Answers the end, so that the coordinator may close the call.
       stream_->WritesDone();
     }
     End(absl::UnavailableError(absl::StrCat("coordinator ", coordinator_, " is gone")));
   }
   void End(const absl::Status& why) {
     absl::MutexLock lock(&mu_);
+    // The first cause. The end of the stream follows from it.
     if (why_ended_.ok()) why_ended_ = why;
   }
 

@@ -19,12 +19,14 @@ constexpr int64_t kWordBytes = 8;
 constexpr int64_t kCountBytes = 4;
 constexpr int64_t kNumbersOfGroup = 6;
 
+// Written so that no sum can overflow.
 bool IsInside(int64_t offset_bytes, int64_t size_bytes, int64_t region_bytes) {
   return size_bytes >= 0 && offset_bytes >= 0 && size_bytes <= region_bytes &&
          offset_bytes <= region_bytes - size_bytes;
 }
 
 bool AreWords(int64_t offset_bytes, int64_t count, int64_t word_bytes, int64_t region_bytes) {
+  // Aligned, since they are read as atomics, and few enough that the product cannot overflow.
   return offset_bytes % word_bytes == 0 && count <= region_bytes / word_bytes &&
          IsInside(offset_bytes, count * word_bytes, region_bytes);
 }
@@ -57,6 +59,7 @@ absl::StatusOr<v1::LiveMapGiven> ReadGiven(int fd) {
 }  // namespace
 
 absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_t>& region_sizes) {
+  // All offsets come from another process. They are checked once, before any is used.
   if (region_sizes.empty() || given.ranks().empty())
     return absl::DataLossError("the worker gave no words for the version");
   for (const int64_t size_bytes : region_sizes)
@@ -96,6 +99,7 @@ absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Claim(const v1::Live
     RETURN_IF_ERROR(ParseReply(packet.bytes).status());
     if (packet.fds.empty()) return absl::DataLossError("no descriptors arrived");
     ASSIGN_OR_RETURN(v1::LiveMapGiven given, ReadGiven(packet.fds[0].get()));
+    // Descriptors that are not used close with the packet.
     return Map(std::move(given), absl::MakeSpan(packet.fds).subspan(1));
   };
   absl::StatusOr<std::unique_ptr<MappedSource>> mapped = claim();
@@ -105,6 +109,7 @@ absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Claim(const v1::Live
         absl::StrCat(who, " is not on this host: ", mapped.status().message()));
   }
   // The query is what the coordinator has found good.
+  // Not the caller's mistake, so the code must not say so.
   if (absl::IsInvalidArgument(mapped.status()))
     return absl::DataLossError(absl::StrCat(who, ": ", mapped.status().message()));
   if (!mapped.ok()) return Annotate(mapped.status(), who);
@@ -116,6 +121,7 @@ absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Map(
   std::unique_ptr<MappedSource> mapped(new MappedSource(std::move(given)));
   std::vector<int64_t> sizes;
   for (const UniqueFd& region : regions) {
+    // Sealed against shrinking: else the worker could cut it under this mapping.
     ASSIGN_OR_RETURN(sizes.emplace_back(), SizeOfSealed(region.get()));
   }
   RETURN_IF_ERROR(CheckPlaces(mapped->given_, sizes));
@@ -135,6 +141,7 @@ absl::string_view MappedSource::Slice(int number, int64_t step) const {
 
 template <typename Value>
 Value MappedSource::Load(int64_t offset_bytes, std::memory_order order) const {
+  // Of a read-only mapping. The alignment was checked.
   return reinterpret_cast<const std::atomic<Value>*>(regions_[0].data() + offset_bytes)
       ->load(order);
 }
@@ -142,6 +149,7 @@ Value MappedSource::Load(int64_t offset_bytes, std::memory_order order) const {
 MappedNumbers MappedSource::Numbers(int64_t step) const {
   const v1::LiveMapNumbers& places = step % 2 == 0 ? given_.even() : given_.odd();
   MappedNumbers numbers;
+  // Relaxed: Stands is asked afterwards, with a fence.
   numbers.trained_step = Load<int64_t>(places.trained_step_offset_bytes());
   for (const int64_t parameter : given_.parameters()) {
     numbers.update_counts.push_back(
@@ -151,6 +159,7 @@ MappedNumbers MappedSource::Numbers(int64_t step) const {
   const auto next = [&] { return Load<double>(std::exchange(at, at + kWordBytes)); };
   for (const v1::ParamGroup& own : given_.own_groups()) {
     HyperParameters& group = numbers.groups.emplace_back(DecodeHyperParameters(own));
+    // The page's numbers mean nothing before the first step.
     if (numbers.trained_step <= 0) continue;  // No step has any yet.
     for (double* number : {&group.learning_rate, &group.beta1, &group.beta2, &group.epsilon,
                            &group.weight_decay, &group.momentum})
@@ -162,6 +171,7 @@ MappedNumbers MappedSource::Numbers(int64_t step) const {
 int64_t MappedSource::Newest() const {
   int64_t newest = 0;
   for (const v1::LiveMapRank& rank : given_.ranks())
+    // Acquire: pairs with the release in PublishApplied, so the version's values are visible.
     newest =
         std::max(newest, Load<int64_t>(rank.applied_offset_bytes(), std::memory_order_acquire));
   return newest;
@@ -179,6 +189,8 @@ bool MappedSource::Stands(int64_t step) const {
   std::atomic_thread_fence(std::memory_order_acquire);
   return std::all_of(given_.ranks().begin(), given_.ranks().end(),
                      [&](const v1::LiveMapRank& rank) {
+                       // Seqlock: if the writer had begun before this look, what was read is not
+                       // used (docs/adr/0052).
                        const auto writing = Load<int64_t>(rank.writing_offset_bytes());
                        return writing < 2 || writing - 2 < step;  // Whatever it says.
                      });

@@ -44,12 +44,14 @@ absl::Status WorkerGrant::Ask(const v1::LiveStateQuery& query,
   v1::LocalRequest request;
   *request.mutable_map() = query;
   const std::string text = EncodeRequest(std::move(request));
+  // The coordinator takes longer ones.
   if (text.size() > kMaxPacketBytes) {
     return absl::FailedPreconditionError(
         absl::StrCat("a query of ", text.size(), " bytes is too long for it"));
   }
   ASSIGN_OR_RETURN(const Packet packet, AskWorker(socket_.get(), text));
   ASSIGN_OR_RETURN(ReadAnswer read, Read(packet));
+  // The regions are mapped before their descriptors close with the packet.
   ASSIGN_OR_RETURN(*source,
                    MappedSource::Map(std::move(*read.answer.mutable_given()), read.regions));
   tensors_.assign(std::make_move_iterator(read.answer.mutable_tensors()->begin()),
@@ -73,6 +75,7 @@ absl::StatusOr<std::unique_ptr<WorkerGrant>> WorkerGrant::Open(
 }
 
 absl::Status WorkerGrant::why_ended() const {
+  // Read at most once: the socket has one last message.
   absl::MutexLock lock(&mu_);
   if (!why_ended_.ok()) return why_ended_;
   pollfd look = {socket_.get(), POLLIN, 0};

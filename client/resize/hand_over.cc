@@ -32,6 +32,7 @@ absl::Status Check(const Session& session, const HandOverOptions& options) {
 
 absl::Status HandOver(Session* session, const HandOverOptions& options) {
   RETURN_IF_ERROR(Check(*session, options));
+  // Refused before the coordinator hears anything.
   const StateAccess access(session);
   HandOverRpc rpc(access.coordinator());
   v1::OfferRequest offer;
@@ -39,6 +40,7 @@ absl::Status HandOver(Session* session, const HandOverOptions& options) {
   offer.set_creation(access.creation());
   offer.set_epoch(access.epoch());
   offer.set_rank(session->rank());
+  // All ranks must offer the same version.
   offer.set_step(access.version());
   offer.set_trainer_state(options.trainer_state);
   offer.set_patience_ms(absl::ToInt64Milliseconds(options.patience));
@@ -52,6 +54,7 @@ absl::Status HandOver(Session* session, const HandOverOptions& options) {
   ASSIGN_OR_RETURN(const v1::HandOverInfo end,
                    rpc.AwaitEnd(request, SteadyNow() + options.patience + access.patience()));
   if (end.phase() == v1::HAND_OVER_PHASE_DONE) return absl::OkStatus();
+  // The epoch in which the job was frozen is over.
   RETURN_IF_ERROR(session->Recover());
   return absl::CancelledError(absl::StrCat("job '", access.job_id(), "' continues after step ",
                                            end.step(),

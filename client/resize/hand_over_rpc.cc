@@ -37,6 +37,7 @@ using Call =
 absl::StatusOr<v1::HandOverInfo> CallUntil(const DialOptions& coordinator, absl::Time deadline,
                                            Call call) {
   while (true) {
+    // A channel for each try: one that lost its peer may be slow to notice that it is back.
     ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, MakeChannel(coordinator));
     const std::unique_ptr<v1::HandOvers::Stub> stub = v1::HandOvers::NewStub(channel);
     grpc::ClientContext context;
@@ -46,6 +47,7 @@ absl::StatusOr<v1::HandOverInfo> CallUntil(const DialOptions& coordinator, absl:
     if (status.ok()) return info;
     // Nobody here cancels a call: the coordinator does that, when it stops.
     const bool is_away = absl::IsUnavailable(status) || absl::IsCancelled(status);
+    // Everything else is an answer.
     if (!is_away && !absl::IsDeadlineExceeded(status)) return status;
     if (!is_away || SteadyNow() + kRetryEvery >= deadline) {
       return absl::DeadlineExceededError(
@@ -61,6 +63,7 @@ class GrpcStream : public HandOverStream {
       : stub_(v1::HandOvers::NewStub(channel)), stream_(stub_->Read(&context_, request)) {}
   ~GrpcStream() override {
     if (stream_ == nullptr) return;
+    // The coordinator must not go on sending to nobody.
     context_.TryCancel();
     (void)stream_->Finish();
   }

@@ -52,6 +52,7 @@ class StateReader {
     while (true) {
       const absl::Status status = read();
       if (!absl::IsUnavailable(status)) return status;
+      // Opened again from the slice that failed. Those before it are staged.
       stream_.reset();
       if (SteadyNow() + kRetryEvery >= deadline) return status;
       absl::SleepFor(kRetryEvery);
@@ -68,6 +69,7 @@ class StateReader {
 
   absl::Status TryRead(size_t index, Values slice) {
     if (stream_ == nullptr) RETURN_IF_ERROR(Open(index, 0));
+    // Padding, and state that the old job does not have, is zero.
     memset(slice.data(), 0, slice.size_bytes());
     const int64_t element_bytes = SizeBytes(slice.dtype());
     for (const TakenRange& range : plan_.slices[index].ranges) {
@@ -79,6 +81,7 @@ class StateReader {
 
   // From this slice on, and this buffer.
   absl::Status Open(size_t index, size_t buffer) {
+    // Only the rest of the plan, so that a retry does not read everything again.
     v1::ReadHandOverRequest request;
     request.set_job_id(info_.job_id());
     request.set_creation(info_.creation());
@@ -101,6 +104,7 @@ class StateReader {
     }
     ASSIGN_OR_RETURN(stream_, HandOverStream::Open(coordinator_, request));
     ASSIGN_OR_RETURN(v1::HandOverReply reply, stream_->Next());
+    // An index into it follows.
     if (!reply.has_begin() || reply.begin().update_counts_size() != plan_.num_old_parameters)
       return absl::DataLossError("the old job's state does not begin with the training progress");
     begin_ = std::move(*reply.mutable_begin());
@@ -112,10 +116,12 @@ class StateReader {
       ASSIGN_OR_RETURN(const v1::HandOverReply reply, stream_->Next());
       const v1::LivePiece& piece = reply.piece();
       const int64_t bytes = piece.data().size(), numel = bytes / element_bytes;
+      // Size and place come over the wire.
       if (!reply.has_piece() || piece.offset_elements() != range.begin_elements + done ||
           numel == 0 || bytes % element_bytes != 0 || numel > range.numel - done) {
         return absl::DataLossError("a piece of the old job's state that was not asked for");
       }
+      // Checked piece by piece, before it is copied.
       if (Crc32(piece.data()) != piece.crc32()) {
         return absl::DataLossError(absl::StrCat("elements ", piece.offset_elements(), " + ", numel,
                                                 " of tensor ", range.old_parameter,
@@ -145,16 +151,20 @@ class Taker {
 
   absl::StatusOr<TakenOver> Run() {
     RETURN_IF_ERROR(AgreeOnPlan());
+    // A trainer that died after the commit finds the values there, and only reports.
     if (!session_.initialized()) {
       absl::StatusOr<TrainingProgress> progress = Stage();
       absl::Status status = progress.status();
+      // After this the old job may not go on, and this one must.
       if (status.ok()) status = Say(/*finish=*/false);
       if (status.ok()) status = FaultPoint("take-over.accepted");
+      // Before the version that they belong to is made.
       if (status.ok()) status = GiveBuffers();
       if (status.ok()) status = access_.FinishState(*progress);
       if (!status.ok()) return EndEpoch(std::move(status));
     }
     RETURN_IF_ERROR(FaultPoint("take-over.committed"));
+    // Repeated until it is heard: the old job ends only then.
     RETURN_IF_ERROR(Say(/*finish=*/true));
     return TakenOver{session_.next_step() - 1,
                      {info_.trainer_states().begin(), info_.trainer_states().end()},
@@ -197,6 +207,7 @@ class Taker {
 
   absl::Status AgreeOnPlan() {
     SessionSetup setup(&session_);
+    // All ranks agree before one of them stages anything.
     RETURN_IF_ERROR(setup.AgreeOn(GetAndPlan()));
     // So that no two ranks take parts of different steps.
     const int64_t own = info_.number();
@@ -264,12 +275,14 @@ class Taker {
     request.set_epoch(access_.epoch());
     request.set_rank(session_.rank());
     request.set_finish(finish);
+    // The others may still read.
     const absl::Duration patience = finish ? access_.patience() : kLongestRead;
     return rpc_.TakeOver(request, SteadyNow() + patience).status();
   }
 
   // Nothing was taken over on any rank: all get the error of the first that has one.
   absl::Status EndEpoch(absl::Status own) {
+    // An error of this rank ends the epoch, or the others would wait for it.
     if (!absl::IsAborted(own)) RETURN_IF_ERROR(session_.Fail(own));
     // By what the epoch has ended: a process's death, or what some rank said.
     const absl::Status of_all = SessionSetup(&session_).AgreeOn(own);

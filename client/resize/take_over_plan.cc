@@ -53,6 +53,7 @@ absl::StatusOr<std::vector<int>> Match(const std::vector<Parameter>& from,
                                        const std::vector<Parameter>& to) {
   std::map<std::string, int> by_name;
   for (size_t i = 0; i < from.size(); ++i) {
+    // Under any of its names: ties may be declared the other way round.
     for (const std::string& name : from[i].names) by_name[name] = static_cast<int>(i);
   }
   std::vector<int> matched;
@@ -82,6 +83,7 @@ absl::StatusOr<std::vector<int>> Match(const std::vector<Parameter>& from,
     taken[number] = &own;
     matched.push_back(number);
   }
+  // A parameter that nobody takes would be lost silently.
   for (size_t i = 0; i < from.size(); ++i) {
     if (taken[i] != nullptr) continue;
     return absl::InvalidArgumentError(absl::StrCat("this job lacks parameter '",
@@ -144,6 +146,7 @@ absl::StatusOr<TakeOverPlan> PlanTakeOver(const JobShape& from, const JobShape& 
       for (size_t p = 0; p < unit.flat.parameters().size(); ++p) {
         const PlacedParameter& placed = unit.flat.parameters()[p];
         const int number = plan.old_parameters[first + p];
+        // A parameter that was frozen has no moments.
         const bool is_trained = placed.spec.requires_grad && old[number].placed->spec.requires_grad;
         const ElementRange part =
             Intersect({placed.offset_elements, placed.offset_elements + placed.numel}, slice);

@@ -25,6 +25,7 @@ absl::Status DeviceGradients::Check(int unit, int parameter, int64_t numel, DTyp
   if (!available()) {
     return absl::FailedPreconditionError(absl::StrCat("rank ", session_->rank(), " is on no GPU"));
   }
+  // All checks come before anything changes, so that a refused gradient leaves the slot as it was.
   RETURN_IF_ERROR(session_->state().client.CheckUnit(unit));
   RETURN_IF_ERROR(session_->state().reducer.CheckTakesGradient(unit, parameter, numel));
   const std::string& name = session_->state().client.UnitName(unit);
@@ -58,6 +59,7 @@ absl::Status DeviceGradients::Add(int unit, int parameter, const void* values, i
   }
   gradient.on_device = true;
   const bool add = gradient.contributed[parameter] != 0;
+  // Told to the executor in shared memory: which parameters have a gradient decides their update.
   gradient.contributed[parameter] = 1;
   session_->state().slots.SetTouched(unit, parameter, true);
   if (numel == 0) return absl::OkStatus();
@@ -80,6 +82,8 @@ absl::Status DeviceGradients::Add(int unit, int parameter, const void* values, i
 absl::Status DeviceGradients::AddToHalf(int unit, uint16_t* slot, const void* values, int64_t numel,
                                         DType dtype) {
   RankKernels& kernels = *session_->state().client.memory().kernels;
+  // A half cannot be added to in place without rounding twice: summed in full precision and rounded
+  // once.
   const DType half = session_->state().slots.gradient(unit).dtype,
               full = session_->full_dtype(unit);
   Buffer& sum = session_->state().client.memory().sum;

@@ -19,6 +19,7 @@ void StoreHalf(DType dtype, absl::Span<const double> src, bool add, uint16_t* ds
   float widened[kPiece];
   double piece[kPiece];
   for (size_t at = 0; at < src.size(); at += kPiece) {
+    // Summed in double and rounded once for each contribution.
     const int64_t count = std::min<int64_t>(kPiece, src.size() - at);
     std::copy_n(src.data() + at, count, piece);
     if (add) {
@@ -79,6 +80,7 @@ absl::Status GradientReducer::RegisterHook(std::optional<int> unit, CommHook hoo
     return absl::InvalidArgumentError(absl::StrCat("communication hook: compresses to ",
                                                    Name(*hook.compress), ": fp32, bf16 or fp16"));
   }
+  // A hook changes what travels, which must be the same for a whole step on all ranks.
   if (slots_->within_step()) {
     return absl::FailedPreconditionError("a communication hook is registered between steps");
   }
@@ -97,12 +99,14 @@ absl::Status GradientReducer::Begin(int unit) {
   UnitGradient& gradient = slots_->gradient(unit);
   if (gradient.begun) return absl::OkStatus();
   RETURN_IF_ERROR(slots_->CheckNotClipped("a gradient"));
+  // Waits for the executor if it still reads the slot for another unit.
   RETURN_IF_ERROR(slots_->Take(unit));
   const DType full = client_->layout().units[unit].full_dtype();
   gradient.travels_in = windows_->precision(unit) == Precision::kFull
                             ? full
                             : client_->plan().units()[unit].reduce_dtype;
   gradient.travels_in = hook(unit).compress.value_or(gradient.travels_in);
+  // Sums of fp64 parameters do not travel in fp32.
   if (!IsHalf(gradient.travels_in)) gradient.travels_in = full;
   // Hooks see full precision, and round once.
   gradient.dtype = hook(unit).compress || hook(unit).before ? full : gradient.travels_in;
@@ -131,6 +135,7 @@ absl::Status GradientReducer::CheckTakesGradient(int unit, int parameter, int64_
 
 absl::Status GradientReducer::Add(int unit, int parameter, ConstValues values) {
   RETURN_IF_ERROR(client_->CheckUnit(unit));
+  // Before Begin, which takes the slot.
   RETURN_IF_ERROR(CheckTakesGradient(unit, parameter, static_cast<int64_t>(values.size())));
   const PlacedParameter& placed = client_->layout().units[unit].flat.parameters()[parameter];
   const DType full = client_->layout().units[unit].full_dtype();
@@ -146,6 +151,7 @@ absl::Status GradientReducer::Add(int unit, int parameter, ConstValues values) {
   }
   UnitGradient& gradient = slots_->gradient(unit);
   RETURN_IF_ERROR(Begin(unit));
+  // The first contribution overwrites what another unit left in the slot.
   const bool add = gradient.contributed[parameter] != 0;
   gradient.contributed[parameter] = 1;
   slots_->SetTouched(unit, parameter, true);
@@ -178,6 +184,7 @@ void GradientReducer::ForEachUncovered(int unit,
   const UnitLayout& unit_layout = client_->layout().units[unit];
   const std::vector<PlacedParameter>& parameters = unit_layout.flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) {
+    // No reduction reads frozen parameters, so their gap need not be cleared.
     const bool unread = !parameters[p].spec.requires_grad && !hook(unit).before;
     if (!slots_->gradient(unit).contributed[p] && !unread) continue;
     zero(covered, parameters[p].offset_elements);
@@ -195,10 +202,12 @@ void GradientReducer::ZeroUncovered(int unit, DType dtype) {
 
 absl::Status GradientReducer::FinishSlot(int unit) {
   const UnitGradient& gradient = slots_->gradient(unit);
+  // The whole slot must be numbers: padding counts in the finite-check.
   ZeroUncovered(unit, gradient.dtype);
   if (IsHalf(gradient.dtype)) return absl::OkStatus();
   const Values slot = slots_->Whole(unit);
   if (hook(unit).before) {
+    // A hook's error leaves the gradient begun. The step cannot be taken then.
     RETURN_IF_ERROR(hook(unit).before(unit, slot));
     // The hook may have written to the gaps.
     ZeroUncovered(unit, gradient.dtype);
@@ -223,6 +232,7 @@ absl::StatusOr<uint32_t> GradientReducer::FinishDeviceSlot(int unit) {
 
 absl::Status GradientReducer::Reduce(int unit) {
   RETURN_IF_ERROR(client_->CheckUnit(unit));
+  // With offload there is one sum in host memory, which would be overwritten.
   UnitGradient& gradient = slots_->gradient(unit);
   if (gradient.reduced && client_->options().config.cpu_offload) {
     return absl::FailedPreconditionError(
@@ -239,6 +249,7 @@ absl::Status GradientReducer::Reduce(int unit) {
   }
   op.slot_dtype = static_cast<uint32_t>(gradient.travels_in);
   op.gradient_on_device = gradient.on_device ? 1 : 0;
+  // From here on the slot is the executor's, until it counts the reduction.
   RETURN_IF_ERROR(slots_->Submit(op));
   gradient.begun = gradient.on_device = false;
   gradient.reduced = true;
@@ -259,6 +270,7 @@ absl::Status GradientReducer::RunAfterHooks() {
 absl::Status GradientReducer::RunAfterHook(int unit) {
   const UnitLayout& layout = client_->layout().units[unit];
   const ElementRange slice = layout.shards.RangeOf(Rank(client_->rank()));
+  // The executor puts the reduced shard into the slot, where the hook may change it.
   RETURN_IF_ERROR(slots_->Read(OpOf(OpKind::kReadGradientShard, unit)));
   RETURN_IF_ERROR(hook(unit).after(unit, slots_->Shard(unit)));
   const auto zero = [&](int64_t begin, int64_t end) {

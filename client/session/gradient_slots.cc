@@ -21,6 +21,7 @@ void GradientSlots::Reset() {
 
 void GradientSlots::TakeCounts() {
   for (size_t unit = 0; unit < gradients_.size(); ++unit)
+    // What an earlier trainer submitted has been done by now. Counting starts from there.
     gradients_[unit].submitted = client_->page()->units[unit].reduced.load();
 }
 
@@ -39,6 +40,7 @@ absl::Status GradientSlots::CheckNotClipped(absl::string_view what) const {
 
 std::byte& GradientSlots::TouchedByte(int unit, int parameter) const {
   const JobMemory& plan = client_->plan();
+  // In the shared region, where the executor reads it for the vote.
   return client_->memory().gradients.data()[plan.touched_offset_bytes() +
                                             plan.units()[unit].first_parameter + parameter];
 }
@@ -67,6 +69,7 @@ absl::Status GradientSlots::Drop() {
   clipping_ = Clipping();
   for (UnitGradient& gradient : gradients_) gradient.Drop();
   ForgetTouched();
+  // The ring keeps the order: reductions that were submitted before are dropped too.
   return client_->Submit(OpOf(OpKind::kDropGradients));
 }
 
@@ -83,6 +86,7 @@ absl::Status GradientSlots::Drop(int unit) {
 
 int GradientSlots::HolderOf(int unit) const {
   const int user = slot_user_[client_->plan().units()[unit].gradient_slot];
+  // Only one whose gradient is begun and not reduced. A reduced slot is only waited for.
   return user >= 0 && user != unit && gradients_[user].begun ? user : -1;
 }
 
@@ -105,6 +109,7 @@ absl::Status GradientSlots::Await(int unit) {
 
 absl::Status GradientSlots::Take(int unit) {
   RETURN_IF_ERROR(Await(unit));
+  // Noted at the last, so that a failed wait leaves the slot with its user.
   slot_user_[client_->plan().units()[unit].gradient_slot] = unit;
   return absl::OkStatus();
 }
@@ -121,6 +126,7 @@ absl::Status GradientSlots::Claim(int unit) {
 absl::Status GradientSlots::Submit(Op op) {
   const int unit = op.unit;
   RETURN_IF_ERROR(client_->Submit(op));
+  // Counted once it is in the ring: each operation on a slot raises `reduced` once.
   ++gradients_[unit].submitted;
   return absl::OkStatus();
 }
@@ -135,6 +141,7 @@ absl::Status GradientSlots::Stage(Op op, absl::FunctionRef<void(int, int, Values
   const int unit = op.unit;
   RETURN_IF_ERROR(Claim(unit));
   const Values whole = Whole(unit);
+  // Gaps and padding are zero on all ranks, or the replicas would differ.
   memset(whole.data(), 0, whole.size_bytes());
   const std::vector<PlacedParameter>& parameters = client_->layout().units[unit].flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) fill(unit, p, ValuesOf(unit, parameters[p]));

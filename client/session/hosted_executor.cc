@@ -15,6 +15,7 @@ namespace tessera {
 
 absl::StatusOr<std::unique_ptr<HostedExecutor>> HostedExecutor::Start(HostExecutor host,
                                                                       UniqueFd socket, int rank) {
+  // A descriptor of its own: the executor closes the other one when it likes.
   UniqueFd own(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   if (!own.valid())
     return ErrnoStatus(errno, absl::StrCat("the executor of rank ", rank, " in this process"));
@@ -36,6 +37,7 @@ HostedExecutor::~HostedExecutor() {
   {
     absl::MutexLock lock(&mu_);
     const auto is_over = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !running_ || stuck_; };
+    // Waits as long as it takes: the executor uses memory of this session.
     mu_.Await(absl::Condition(&is_over));
     stuck = stuck_;
   }

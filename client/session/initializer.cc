@@ -16,6 +16,7 @@ struct Fans {
 };
 
 Fans FansOf(const TensorSpec& parameter) {
+  // Dimensions beyond the first two are the receptive field, as in torch.
   double receptive = 1;
   for (size_t i = 2; i < parameter.shape.size(); ++i)
     receptive *= static_cast<double>(parameter.shape[i]);
@@ -44,6 +45,7 @@ Initializer Resolve(const Initializer& initializer, const TensorSpec& parameter)
 
 // FNV-1a of the name, mixed with the seed.
 uint64_t KeyOf(uint64_t seed, const std::string& name) {
+  // The name decides, not the position: a parameter has the same values under any sharding.
   uint64_t hash = 0xcbf29ce484222325 ^ seed;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   hash ^= seed * 0x9e3779b97f4a7c15;
@@ -54,12 +56,14 @@ uint64_t KeyOf(uint64_t seed, const std::string& name) {
 
 // In [0, 1).
 double UnitInterval(uint32_t high, uint32_t low) {
+  // 53 bits, as many as a double has.
   return static_cast<double>((uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
 }
 
 }  // namespace
 
 std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+  // Counter-based: element i needs no element before it, so each rank makes its slice alone.
   for (int round = 0; round < 10; ++round) {
     const uint64_t first = uint64_t{0xD2511F53} * counter[0];
     const uint64_t second = uint64_t{0xCD9E8D57} * counter[2];
@@ -113,6 +117,7 @@ void Fill(const Initializer& initializer, uint64_t seed, const TensorSpec& param
       continue;
     }
     const double angle = 2 * M_PI * UnitInterval(random[2], random[3]);
+    // 1 - u is never 0, so the logarithm is finite.
     values[i] = static_cast<Real>(resolved.a +
                                   resolved.b * std::sqrt(-2 * std::log(1 - u)) * std::cos(angle));
   }

@@ -22,6 +22,7 @@ constexpr absl::Duration kConnectTimeout = absl::Seconds(30);
 class LocalClusterImpl : public LocalCluster {
  public:
   ~LocalClusterImpl() override {
+    // Workers first: they report to the coordinator as they end.
     workers_.clear();
     coordinator_.reset();
     for (const std::string& folder : socket_folders_) rmdir(folder.c_str());

@@ -70,6 +70,7 @@ absl::Status LocalShards::Read(OpKind kind, int unit, Bytes* into) {
 }
 
 absl::Status LocalShards::ReadValues() {
+  // Noted before reading: values that are read are at least of this version.
   const int64_t version = session_->state().client.version();
   for (int unit = 0; unit < session_->num_units(); ++unit)
     RETURN_IF_ERROR(Read(OpKind::kReadShard, unit, &values_[unit]));
@@ -99,6 +100,7 @@ absl::StatusOr<StepResult> LocalShards::Begin(const StepOptions& options) {
   SessionState& state = session_->state();
   begun_epoch_ = 0;
   RETURN_IF_ERROR(state.steps.CheckOptions(options));
+  // The tally tells the scale of clipping before the trainers' optimizers run.
   RETURN_IF_ERROR(state.steps.Vote(OpKind::kTally, options));
   const OpResult& result = state.client.page()->result;
   if (result.status_code != 0) state.slots.Forget();
@@ -106,6 +108,7 @@ absl::StatusOr<StepResult> LocalShards::Begin(const StepOptions& options) {
   RETURN_IF_ERROR(state.client.ResultStatus());
   const StepResult norm = {session_->next_step() - 1, result.gradient_norm};
   RETURN_IF_ERROR(ReadGradients(result.gradient_scale));
+  // A write, a put or a load came since.
   if (values_of_ != state.client.version()) RETURN_IF_ERROR(ReadValues());
   // From here on the optimizer changes them, so they are of no version until Commit().
   values_of_ = -1;
@@ -116,9 +119,11 @@ absl::StatusOr<StepResult> LocalShards::Begin(const StepOptions& options) {
 
 absl::Status LocalShards::Commit() {
   SessionState& state = session_->state();
+  // An epoch that ended took the tally with it.
   if (begun_epoch_ != state.client.epoch() || begun_at_ != state.client.version())
     return absl::FailedPreconditionError("local shards: a commit without its begin");
   begun_epoch_ = 0;
+  // Windows show parameters that the commit replaces.
   RETURN_IF_ERROR(state.windows.CloseAll());
   for (int unit = 0; unit < session_->num_units(); ++unit) {
     RETURN_IF_ERROR(state.slots.Claim(unit));
@@ -130,6 +135,7 @@ absl::Status LocalShards::Commit() {
   RETURN_IF_ERROR(state.client.AwaitResult(OpKind::kFinishTrainersStep));
   state.slots.Forget();
   RETURN_IF_ERROR(state.client.ResultStatus());
+  // The next Begin reads again if the version is not this one.
   values_of_ = begun_at_ + 1;  // A put may have set values after it.
   StateAccess(session_).SaveWanted();
   return absl::OkStatus();

@@ -28,6 +28,7 @@ std::string Joined(std::vector<std::string> ranks) {
 }  // namespace
 
 std::string MissingRanks(const v1::Job& job, int rank) {
+  // Ranks cannot be told apart if the job as a whole does not run.
   if (job.state() != v1::JOB_STATE_RUNNING && job.state() != v1::JOB_STATE_STARTING) {
     return absl::StrCat("the job is ",
                         absl::StripPrefix(v1::JobState_Name(job.state()), "JOB_STATE_"), ": ",
@@ -49,6 +50,7 @@ std::string MissingRanks(const v1::Job& job, int rank) {
       behind.push_back(absl::StrCat("rank ", r, " is behind, ", last));
     }
   }
+  // A missing trainer explains those that are behind it.
   return Joined(without_trainer.empty() ? behind : without_trainer);
 }
 

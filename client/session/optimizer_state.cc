@@ -36,6 +36,7 @@ absl::Status ReadMoments(Session* session, int unit, StateArray array,
 absl::Status WriteOptimizerState(Session* session, const TrainingProgress& progress,
                                  const MomentFiller& fill) {
   const int num_groups = session->config().groups.size();
+  // Encoded and decoded: the same checks as in the executor, before anything is staged.
   RETURN_IF_ERROR(
       DecodeProgress(EncodeProgress(progress), NumParameters(*session), num_groups).status());
   if (!session->initialized())

@@ -34,6 +34,7 @@ void ParameterWindows::Reset() {
   MappedRank& memory = client_->memory();
   memory.slot_windows.Reset(memory.parameters.plan);
   for (int unit = 0; unit < num_units; ++unit) {
+    // If it fails, a use at the wrong time is not noticed. Nothing else depends on it.
     if (guard_ != nullptr) (void)guard_->Close(unit);
     if (full_guard_ != nullptr) (void)full_guard_->Close(unit);
   }
@@ -42,6 +43,7 @@ void ParameterWindows::Reset() {
 absl::Status ParameterWindows::TakeOver() {
   for (int unit = 0; unit < client_->num_units(); ++unit) {
     const UnitWords& words = client_->page()->units[unit];
+    // The counts go on in this epoch, with whichever trainer.
     unshards_[unit] = words.unsharded.load();
     if (words.state.load() == static_cast<uint32_t>(UnitState::kSharded)) continue;
     // An earlier trainer of this epoch left it open. The executor still counts it as unsharded.
@@ -59,6 +61,7 @@ absl::Status ParameterWindows::OpenAsync(int unit, Precision precision) {
   }
   Op op = OpOf(OpKind::kUnshard, unit);
   op.full_precision = precision == Precision::kFull ? 1 : 0;
+  // Refused here: in the executor it would end the epoch of all ranks.
   if (const int other = client_->memory().slot_windows.OtherIn(unit); other >= 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", client_->UnitName(unit), "' and unit '", client_->UnitName(other),
@@ -70,6 +73,7 @@ absl::Status ParameterWindows::OpenAsync(int unit, Precision precision) {
   client_->memory().slot_windows.Open(unit);
   precisions_[unit] = precision;
   windows_[unit] = Window::kOpening;
+  // Counted after the submission, as the executor counts.
   ++unshards_[unit];
   return absl::OkStatus();
 }
@@ -77,7 +81,9 @@ absl::Status ParameterWindows::OpenAsync(int unit, Precision precision) {
 bool ParameterWindows::gathered(int unit) const {
   const UnitWords& words = client_->page()->units[unit];
   // Of the window that is opening, or else of the next one.
+  // The executor may have closed it for a write, so all of these are looked at each time.
   const uint32_t window = unshards_[unit] + (windows_[unit] == Window::kClosed ? 1 : 0);
+  // The epoch's words come last: a unit that was gathered in an epoch that failed is not.
   return (words.gathered_for_step.load(std::memory_order_acquire) == client_->version() + 1 ||
           words.gathered_window.load(std::memory_order_acquire) == window) &&
          client_->page()->failed_epoch.load(std::memory_order_acquire) < client_->epoch() &&
@@ -87,12 +93,14 @@ bool ParameterWindows::gathered(int unit) const {
 absl::Status ParameterWindows::Open(int unit, Precision precision) {
   RETURN_IF_ERROR(client_->CheckUnit(unit));
   if (windows_[unit] != Window::kOpening) RETURN_IF_ERROR(OpenAsync(unit, precision));
+  // Full precision is never gathered ahead.
   if (precisions_[unit] == Precision::kFull || !gathered(unit)) {
     const std::atomic<uint32_t>& unsharded = client_->page()->units[unit].unsharded;
     RETURN_IF_ERROR(client_->Await(
         [&] { return absl::StrCat("unit '", client_->UnitName(unit), "'"); },
         [&] { return unsharded.load(std::memory_order_acquire) == unshards_[unit]; }));
   }
+  // Open from the trainer's view even if protecting fails: Close must give it back.
   windows_[unit] = Window::kOpen;
   WindowGuard* guard = GuardOf(unit, precisions_[unit]);
   return guard == nullptr ? absl::OkStatus() : guard->Open(unit);
@@ -100,6 +108,7 @@ absl::Status ParameterWindows::Open(int unit, Precision precision) {
 
 absl::Status ParameterWindows::Close(int unit) {
   RETURN_IF_ERROR(client_->CheckUnit(unit));
+  // The executor may be filling it: a window closes only once it was open.
   if (windows_[unit] == Window::kOpening) RETURN_IF_ERROR(Open(unit, precisions_[unit]));
   if (windows_[unit] == Window::kClosed) {
     return absl::FailedPreconditionError(
@@ -109,6 +118,8 @@ absl::Status ParameterWindows::Close(int unit) {
   // Before the operation, after which the executor may overwrite or release the memory.
   if (guard != nullptr) RETURN_IF_ERROR(guard->Close(unit));
   Op op = OpOf(OpKind::kReshard, unit);
+  // On a GPU kernels may still read it. The executor waits for this event before it reuses the
+  // slot.
   ASSIGN_OR_RETURN(op.array, EndWindow(client_, unit));
   RETURN_IF_ERROR(client_->Submit(op));
   client_->memory().slot_windows.Close(unit);

@@ -42,6 +42,7 @@ void Populate(const Mapping& memory, int64_t size_bytes) {
   if (size_bytes >= memory.size_bytes()) return memory.Populate();
   for (int64_t at = 0; at < size_bytes; at += kPageBytes) {
     auto* page = reinterpret_cast<volatile std::byte*>(memory.data() + at);
+    // Not atomic, so nobody else may write to these bytes yet.
     *page = *page;
   }
 }
@@ -52,6 +53,7 @@ absl::StatusOr<MappedParameters> MapParameters(const ModelLayout& layout, const 
                                                const std::vector<UniqueFd>& fds) {
   const size_t num_others = device->is_separate() ? 4 : 3;
   ParameterPlan plan = ParameterPlan::InPlaces(memory);
+  // More descriptors than regions are slots: the worker plans them by the same arithmetic.
   if (fds.size() > num_others) {
     ASSIGN_OR_RETURN(plan, ParameterPlan::InSlots(layout, config, memory));
   }
@@ -89,6 +91,7 @@ Op OpOf(OpKind kind, int unit) {
 
 absl::Status RankClient::Connect(absl::Time deadline) {
   ASSIGN_OR_RETURN(layout_, LayOut(options_.model, options_.config));
+  // The same arithmetic as in the worker, checked by the layout's digest in Attach.
   ASSIGN_OR_RETURN(plan_, JobMemory::Create(layout_, options_.config));
   v1::CreateJobRequest create;
   create.set_request_id(NewRequestId());
@@ -96,6 +99,7 @@ absl::Status RankClient::Connect(absl::Time deadline) {
   *create.mutable_model() = EncodeModel(options_.model);
   *create.mutable_config() = EncodeJobConfig(options_.config);
   create.set_submitting_rank(options_.rank);
+  // Every rank submits the same job. The first one creates it.
   ASSIGN_OR_RETURN(const v1::Job job, CreateJob(Coordinator(), create, deadline));
   if (job.state() == v1::JOB_STATE_LOST) {
     return absl::DataLossError(
@@ -115,6 +119,7 @@ absl::Status RankClient::Connect(absl::Time deadline) {
   only_host_ = rank.response.only_host();
   epoch_ = static_cast<uint32_t>(rank.response.epoch());
   if (wants_executor()) {
+    // The last descriptor, by protocol.
     executor_socket_ = std::move(rank.fds.back());
     rank.fds.pop_back();
   }
@@ -130,6 +135,7 @@ absl::StatusOr<AttachedRank> RankClient::Attach(int64_t former, bool wait_if_att
   request.set_layout_digest(LayoutDigest(layout_));
   request.set_creation(creation_);
   request.set_former_attachment(former);
+  // Only the job's owner gets it from the coordinator.
   request.set_attach_key(attach_key_);
   request.set_hosts_executor(wants_executor());
   absl::StatusOr<AttachedRank> rank =
@@ -145,6 +151,7 @@ absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
     return absl::UnavailableError(
         absl::StrCat("the worker is gone (waiting for ", what(), ")", why));
   };
+  // Memory that does not outlive the daemon, or an executor here, cannot be taken up again.
   if (!outlives_daemon_ || wants_executor()) return gone("");
   const absl::Time deadline = std::min(SteadyNow() + options_.recover_timeout, wait_limit_);
   absl::StatusOr<AttachedRank> again = Attach(attachment_, /*wait_if_attached=*/true, deadline);
@@ -154,6 +161,7 @@ absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
     again = Attach(attachment_, /*wait_if_attached=*/true, deadline);
   }
   if (!again.ok()) return gone(absl::StrCat(", and did not come back: ", again.status().message()));
+  // Another file: the job has begun again, and what this process maps is no longer its memory.
   ASSIGN_OR_RETURN(const uint64_t memory, IdOfFile(again->fds[2].get()));
   if (memory != control_id_) return gone(", and came back without the job's memory");
   lease_ = std::move(again->lease);
@@ -174,6 +182,7 @@ DialOptions RankClient::Coordinator() const {
 }
 
 absl::Status RankClient::NameMissing(absl::Status status) const {
+  // Asked only when something went wrong. The answer may not come either.
   if (!absl::IsDeadlineExceeded(status)) return status;
   const auto job = GetJob(Coordinator(), options_.job_id, SteadyNow() + kMissingTimeout);
   const std::string missing = job.ok() ? MissingRanks(*job, rank()) : "";
@@ -205,6 +214,7 @@ absl::Status RankClient::JoinEpoch(absl::FunctionRef<absl::Status()> take_over) 
   RETURN_IF_ERROR(Submit(OpOf(OpKind::kDropGradients)));
   RETURN_IF_ERROR(
       AwaitConsumed([] { return std::string("operations of the trainer before this one"); }));
+  // Counts of results go on in the epoch. Those of the earlier trainer are not this one's.
   results_ = page()->result.count.load();
   return take_over();
 }
@@ -213,6 +223,7 @@ absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {
   ASSIGN_OR_RETURN(control_id_, IdOfFile(fds[2].get()));
   ASSIGN_OR_RETURN(memory_.gradients, Mapping::CreateWhole(fds[1].get(), Access::kReadWrite));
   ASSIGN_OR_RETURN(memory_.control, Mapping::CreateWhole(fds[2].get(), Access::kReadWrite));
+  // Sizes are checked once here, so that offsets of the plan are safe everywhere.
   if (memory_.gradients.size_bytes() < plan_.gradient_region_bytes() ||
       memory_.control.size_bytes() < static_cast<int64_t>(sizeof(ControlPage)) ||
       page()->version != kControlPageVersion) {
@@ -247,12 +258,14 @@ void RankClient::Detach(bool idle) {
   // step it waits for other ranks, which will never come.
   if (idle) {
     const uint32_t submitted = page()->submitted.value.load();
+    // If it does not come, the detach tells the worker all the same.
     (void)AwaitEvent(
         page(), epoch_, SteadyNow() + kDetachTimeout, [] { return std::string("the last one"); },
         [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
   }
   v1::LocalRequest detach;
   detach.mutable_detach();
+  // A worker that is gone sees the end of the socket instead.
   (void)SendPacket(lease_.get(), EncodeRequest(std::move(detach)), {}, /*wait=*/false);
   // Once the worker knows, which closes the lease then, another trainer may attach, and the end of
   // an executor here is not a failure.
@@ -305,8 +318,11 @@ absl::Status RankClient::StageBuffers(OpKind kind) {
 absl::Status RankClient::Submit(Op op) {
   ControlPage* control = page();
   RETURN_IF_ERROR(FaultPoint("trainer.operation"));
+  // Before the entry is filled: hooks may submit operations of their own.
   RETURN_IF_ERROR(StageBuffers(op.kind));
+  // Only this thread submits, so its own last store is what it reads.
   const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
+  // Acquire: the executor has copied the entry that this one overwrites.
   RETURN_IF_ERROR(
       Await([] { return std::string("room in the submission ring"); },
             [&] { return number - control->consumed.load(std::memory_order_acquire) < kRingOps; }));
@@ -324,6 +340,7 @@ absl::Status RankClient::Submit(OpKind kind, const StepOptions& step) {
   op.gradient_divisor = step.gradient_divisor;
   op.weight = step.weight.value_or(-1.0);
   op.num_groups = step.groups.size();
+  // Before the entry is published. The executor takes them with the operation.
   std::copy(step.groups.begin(), step.groups.end(), page()->step_groups);
   return Submit(op);
 }
@@ -345,11 +362,14 @@ absl::Status RankClient::Finish(Op op) {
 }
 
 absl::Status RankClient::AwaitResult(OpKind kind) {
+  // Each result has a number, so one of an operation that was given up is never taken for
+  // another's.
   const uint32_t wanted = results_ + 1;
   const OpResult& result = page()->result;
   RETURN_IF_ERROR(Await([kind] { return OpName(kind); },
                         [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
   results_ = wanted;
+  // Every rank gets this error, so the epoch need not end for it.
   agreed_error_ = result.status_code != 0;
   if (buffer_hooks_ != nullptr && buffer_hooks_->take != nullptr && MakesVersion(kind))
     buffer_hooks_->take();
@@ -371,6 +391,7 @@ absl::Status RankClient::Await(absl::FunctionRef<std::string()> what,
     absl::Status status =
         AwaitEvent(page(), epoch_, std::min(deadline, SteadyNow() + absl::Seconds(1)), what, done);
     if (!absl::IsDeadlineExceeded(status)) return status;
+    // Readable without a message that anybody awaits: the worker closed it.
     pollfd lease = {lease_.get(), POLLIN, 0};
     if (poll(&lease, 1, 0) > 0) RETURN_IF_ERROR(WorkerIsGone(what));
     if (SteadyNow() >= deadline) return NameMissing(status);
@@ -384,12 +405,14 @@ bool RankClient::EpochIsOver() const {
 
 absl::Status RankClient::Fail(const absl::Status& cause) {
   if (EpochIsOver()) return absl::OkStatus();
+  // Before the operation that points at it.
   StoreText(cause.message(), page()->text, kMaxTextBytes);
   Op op = OpOf(OpKind::kFail);
   op.status_code = cause.raw_code();
   RETURN_IF_ERROR(Submit(op));
   const absl::Status over =
       Await([] { return std::string("the end of the epoch"); }, [this] { return EpochIsOver(); });
+  // An epoch that ended for another reason is as good.
   return EpochIsOver() ? absl::OkStatus() : over;
 }
 
@@ -397,6 +420,8 @@ absl::Status RankClient::Recover() {
   if (!EpochIsOver()) return absl::OkStatus();
   const absl::Time now = SteadyNow();
   // Every epoch may fail because the same rank is missing.
+  // Counted by progress: epochs that fail in a row are an error once nothing was completed for
+  // long.
   if (stalled_.version != version() || now - stalled_.last > options_.operation_timeout)
     stalled_ = {now, now, version(), 0};
   ++stalled_.epochs;
@@ -418,6 +443,7 @@ absl::Status RankClient::Recover() {
 bool RankClient::LaterEpochRuns(bool* unknown) const {
   const auto job = GetJob(Coordinator(), options_.job_id, SteadyNow() + kMissingTimeout);
   *unknown = !job.ok();
+  // An epoch that this rank has not seen fail.
   return job.ok() && job->state() == v1::JOB_STATE_RUNNING && job->epoch() > epoch_ &&
          page()->failed_epoch.load(std::memory_order_acquire) < job->epoch();
 }
@@ -436,6 +462,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
     RETURN_IF_ERROR(check_lease());
   while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
          page()->failed_epoch.load() >= page()->epoch.load()) {
+    // Before the conditions, so that an event in between ends the wait.
     const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
     if (page()->failed_epoch.load(std::memory_order_acquire) != 0 &&
         page()->failure_code == static_cast<int>(absl::StatusCode::kCancelled)) {
@@ -464,6 +491,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
   RETURN_IF_ERROR(check_lease());
   // Earlier kernels of this trainer may still read units whose slots are filled again.
   if (memory_.parameters.plan.num_slots() > 0) RETURN_IF_ERROR(memory_.device->Synchronize());
+  // Not the one after epoch_: epochs may have been skipped.
   epoch_ = page()->epoch.load();
   BeginEpoch();
   if (buffer_hooks_ != nullptr && buffer_hooks_->take != nullptr) buffer_hooks_->take();

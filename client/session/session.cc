@@ -22,6 +22,7 @@ absl::Status AttachUntil(SessionState* state, absl::Time deadline) {
   } else {
     state->windows.Guard();
   }
+  // What an earlier trainer left is taken over only once the executor is known to be idle.
   return client.Begin(deadline, [state] {
     state->slots.TakeCounts();
     return state->windows.TakeOver();
@@ -40,6 +41,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& opt
   RETURN_IF_ERROR(ValidateJobConfig(checked.config, checked.model));
   std::unique_ptr<Session> session(new Session(std::move(checked)));
   const absl::Time deadline = SteadyNow() + options.attach_timeout;
+  // One deadline for all that opening waits for.
   session->state_->client.LimitWaits(deadline);
   RETURN_IF_ERROR(AttachUntil(session->state_.get(), deadline));
   session->state_->client.LimitWaits(absl::InfiniteFuture());
@@ -49,6 +51,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& opt
 Session::~Session() {
   RankClient& client = state_->client;
   if (!client.attached()) return;
+  // Only an executor in this process needs to be idle. Otherwise the next trainer takes it up.
   client.Detach(/*idle=*/client.hosts_executor() && !within_step() && !client.EpochIsOver() &&
                 state_->slots.Drop().ok());
 }
@@ -108,6 +111,7 @@ absl::Status Session::ReadParameters(int unit, const Reader& read) {
 
 absl::Status Session::WriteParameters(const std::vector<int>& units, const Filler& fill) {
   RETURN_IF_ERROR(state_->client.CheckInitialized());
+  // Windows in full precision are copies of the version before, so none stays open over a write.
   RETURN_IF_ERROR(state_->windows.CloseFull());
   for (const int unit : units)
     RETURN_IF_ERROR(state_->slots.Stage(OpOf(OpKind::kWrite, unit), fill));
@@ -171,6 +175,7 @@ bool Session::within_step() const { return state_->slots.within_step(); }
 
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   ASSIGN_OR_RETURN(const StepResult step, state_->steps.Step(options));
+  // All ranks heard of the request in the step's result, so all save now.
   if (!step.skipped) StateAccess(this).SaveWanted();
   return step;
 }

@@ -47,6 +47,7 @@ bool SessionBuffers::Has(int buffer, absl::string_view values) const {
          (values.empty() || memcmp(Bank().values(buffer), values.data(), values.size()) == 0);
 }
 
+// The mark says who wrote the bytes, not which they are.
 uint64_t SessionBuffers::sequence(int buffer) const {
   return Bank().sequence(buffer).load(std::memory_order_acquire) & ~kGivenWord;
 }
@@ -71,6 +72,7 @@ absl::Status SessionBuffers::Resume() {
   if (hooks == nullptr || hooks->restore == nullptr) return absl::OkStatus();
   while (true) {
     const absl::Status status = hooks->restore();
+    // Another process may die in each try. The error that is not Aborted is the trainer's.
     if (!absl::IsAborted(status)) return status;
     RETURN_IF_ERROR(session_->Recover());
   }

@@ -10,6 +10,7 @@
 
 namespace tessera {
 
+// The largest slot moves the most at once.
 SessionSetup::SessionSetup(Session* session) : session_(session) {
   for (int unit = 1; unit < session->num_units(); ++unit) {
     if (WholeBytes(unit) > WholeBytes(largest_unit_)) largest_unit_ = unit;
@@ -43,6 +44,7 @@ absl::Status SessionSetup::Broadcast(absl::Span<char> bytes) {
   for (size_t at = 0; at < bytes.size(); at += capacity) {
     ASSIGN_OR_RETURN(char* const slot, ClaimSlot());
     const size_t size = std::min<size_t>(capacity, bytes.size() - at);
+    // The executor broadcasts whole slots. The others' content is overwritten.
     if (session_->rank() == 0) memcpy(slot, bytes.data() + at, size);
     RETURN_IF_ERROR(RunOnSlot(OpKind::kBroadcast));
     memcpy(bytes.data() + at, slot, size);
@@ -73,6 +75,7 @@ absl::Status SessionSetup::AgreeOn(const absl::Status& own) {
   mine.code = own.raw_code();
   StoreText(own.message(), mine.text, sizeof(mine.text));
   std::vector<Outcome> all(session_->config().world_size);
+  // All ranks reach this, whatever they found.
   RETURN_IF_ERROR(AllGather(absl::MakeConstSpan(reinterpret_cast<const char*>(&mine), sizeof(mine)),
                             reinterpret_cast<char*>(all.data())));
   // Its own error is complete; the exchanged texts may be cut.
@@ -87,6 +90,7 @@ absl::Status SessionSetup::AgreeOn(const absl::Status& own) {
 }
 
 absl::Status SessionSetup::Finish(const absl::Status& filled) {
+  // Every rank has staged by now. If one could not fill, all get its error.
   RETURN_IF_ERROR(AgreeOn(filled));
   return session_->state().client.Finish(OpOf(OpKind::kFinishInitialize));
 }
@@ -97,6 +101,7 @@ absl::Status SessionSetup::InitializeFromRank0(const Filler& fill) {
   absl::Status filled;
   for (int unit = 0; unit < session_->num_units(); ++unit) {
     const auto fill_on_rank0 = [&](int u, int p, Values values) {
+      // Not returned: the other ranks wait in the broadcast.
       if (session_->rank() == 0) filled.Update(fill(u, p, values));
     };
     RETURN_IF_ERROR(slots.Stage(OpOf(OpKind::kBroadcast, unit), fill_on_rank0));
@@ -114,6 +119,7 @@ absl::Status SessionSetup::InitializeSlices(const SliceFiller& fill) {
     const ElementRange slice = layout.shards.RangeOf(Rank(session_->rank()));
     RETURN_IF_ERROR(slots.Claim(unit));
     // The executor takes this slice and looks at nothing else.
+    // The slot may hold another unit's values.
     const Values whole = slots.Shard(unit);
     memset(whole.data(), 0, whole.size_bytes());
     const std::vector<PlacedParameter>& parameters = layout.flat.parameters();

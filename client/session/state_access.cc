@@ -25,6 +25,7 @@ absl::Status StateAccess::Send(absl::string_view message) {
   while (!message.empty()) {
     Op op = OpOf(OpKind::kSend);
     op.message_bytes = std::min(message.size(), kPieceBytes);
+    // One piece at a time: it has one place in the page.
     memcpy(session_->state().client.page()->piece, message.data(), op.message_bytes);
     RETURN_IF_ERROR(session_->state().client.SubmitAndAwait(op));
     message.remove_prefix(op.message_bytes);
@@ -38,6 +39,7 @@ absl::StatusOr<std::string> StateAccess::Receive() {
   size_t bytes = kPieceBytes;
   while (bytes == kPieceBytes) {
     RETURN_IF_ERROR(session_->state().client.SubmitAndAwait(OpOf(OpKind::kReceive)));
+    // A number from shared memory, bounded before it is used as a length.
     bytes = std::min<size_t>(page->piece_bytes.load(std::memory_order_relaxed), kPieceBytes);
     reply.append(page->piece, bytes);
   }
@@ -52,6 +54,7 @@ absl::StatusOr<std::string> StateAccess::Call(OpKind kind, absl::string_view req
     return Receive();
   }();
   // Another rank's error, which ended the epoch, is told by this.
+  // Recovered here, so that the caller need not know that an epoch ended.
   if (!reply.ok() && client.EpochIsOver() && !absl::IsAborted(reply.status())) {
     RETURN_IF_ERROR(client.Recover());
     client.set_agreed_error(true);
@@ -120,6 +123,7 @@ absl::Status StateAccess::FinishState(const TrainingProgress& progress) {
 
 void StateAccess::SaveWanted() {
   RankClient& client = session_->state().client;
+  // From shared memory, and the same on all ranks: the vote decided it.
   const int64_t wish = client.page()->result.wanted_save;
   if (wish == 0) return;
   std::string bytes;
@@ -133,6 +137,7 @@ void StateAccess::SaveWanted() {
     bytes = request.SerializeAsString();
   }
   const absl::Status status = Call(OpKind::kSave, bytes).status();
+  // An error that only this rank has would leave the others in the save.
   const bool all_have_it = status.ok() || client.agreed_error() || client.EpochIsOver();
   client.set_agreed_error(false);  // Not the step's.
   // Its result would be taken for that of what comes next.

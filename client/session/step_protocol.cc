@@ -10,6 +10,7 @@
 
 namespace tessera {
 
+// Here as in the executor, so that a mistake is an error of this call and not of the epoch.
 absl::Status StepProtocol::CheckOptions(const StepOptions& options) const {
   if (!std::isfinite(options.learning_rate_scale) || options.learning_rate_scale < 0) {
     return absl::InvalidArgumentError(
@@ -19,6 +20,7 @@ absl::Status StepProtocol::CheckOptions(const StepOptions& options) const {
     return absl::InvalidArgumentError(
         absl::StrCat("gradient divisor ", options.gradient_divisor, " is not above 0"));
   }
+  // Written so that a NaN is refused too.
   if (options.weight.has_value() && !(std::isfinite(*options.weight) && *options.weight >= 0)) {
     return absl::InvalidArgumentError(absl::StrCat("weight ", *options.weight, " is below 0"));
   }
@@ -38,9 +40,11 @@ absl::Status StepProtocol::CheckOptions(const StepOptions& options) const {
 
 absl::Status StepProtocol::CompleteGradients() {
   for (int unit = 0; unit < client_->num_units(); ++unit) {
+    // Each rank closes its windows before it votes.
     if (!windows_->is_closed(unit)) RETURN_IF_ERROR(windows_->Close(unit));
     if (slots_->gradient(unit).begun) RETURN_IF_ERROR(reducer_->Reduce(unit));
   }
+  // After the last reduction: hooks see whole gradients.
   RETURN_IF_ERROR(reducer_->RunAfterHooks());
   // No step of gradients that never came.
   RankKernels* kernels = client_->memory().kernels.get();
@@ -56,7 +60,9 @@ absl::Status StepProtocol::Announce(const StepOptions& options) {
 
 absl::Status StepProtocol::Vote(OpKind kind, StepOptions options, double norm_p, double max_norm) {
   RETURN_IF_ERROR(CompleteGradients());
+  // Clipping that was done is part of the divisor, so that it is in the vote.
   options.gradient_divisor /= slots_->clipping().coefficient;
+  // Before the operation that reads them.
   client_->page()->tally_norm_p = norm_p;
   client_->page()->tally_max_norm = max_norm;
   RETURN_IF_ERROR(client_->Submit(kind, options));
@@ -72,6 +78,7 @@ StepResult StepProtocol::Skip() {
 absl::StatusOr<StepResult> StepProtocol::Step(const StepOptions& options) {
   RETURN_IF_ERROR(CheckOptions(options));
   RETURN_IF_ERROR(Vote(OpKind::kStep, options));
+  // In any case: what was reduced is used up or dropped.
   slots_->Forget();
   const OpResult& result = client_->page()->result;
   if (result.non_finite != 0 && options.skip_non_finite) return Skip();
@@ -98,6 +105,7 @@ absl::StatusOr<double> StepProtocol::ClipGradNorm(double max_norm, double p,
     status = absl::FailedPreconditionError(
         absl::StrCat("clipping: the gradient's norm by p = ", p, " is ", result.gradient_norm));
   }
+  // Also after an error: more gradients would make the norm wrong.
   slots_->clipping().done = true;
   if (result.non_finite != 0 && options.skip_non_finite) {  // The step finds it too.
     client_->set_agreed_error(false);
@@ -121,6 +129,7 @@ absl::Status StepProtocol::RunBody(const std::function<absl::Status()>& step_bod
       (void)client_->Recover();
     throw;
   }
+  // An error that all ranks have, or an epoch that is over, needs no end of the epoch.
   if (status.ok() || client_->EpochIsOver() || client_->agreed_error()) return status;
   RETURN_IF_ERROR(client_->Fail(status));
   // So that it is not taken for the end of the epoch.

@@ -38,8 +38,10 @@ void AddTrainerTensors(Session* session, v1::SaveRequest* request) {
   const TrainerTensors* own = StateAccess(session).trainer_tensors();
   if (own == nullptr) return;
   const bool leads = session->rank() == 0;
+  // Values are large, and only rank 0's are saved.
   const absl::StatusOr<std::vector<NamedTensor>> tensors = own->get(/*with_values=*/leads);
   if (!tensors.ok()) {
+    // Sent instead of failing here: all ranks reach the operation, and get the refusal together.
     request->set_refusal(tensors.status().ToString());
   } else if (leads) {
     EncodeTensors(*tensors, /*with_values=*/true, request->mutable_buffers());

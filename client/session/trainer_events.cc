@@ -14,6 +14,7 @@ void NameGradientEvents(RankClient* client) {
   std::vector<std::unique_ptr<SharedEvent>> events;
   for (uint32_t i = 0; i < kGradientEvents; ++i) {
     absl::StatusOr<std::unique_ptr<SharedEvent>> event = memory.device->CreateSharedEvent();
+    // All or none: an index must mean an event of this process.
     if (!event.ok()) return;  // The trainer waits for its GPU instead.
     client->page()->gradient_events[i] = (*event)->name();
     events.push_back(*std::move(event));
@@ -23,6 +24,7 @@ void NameGradientEvents(RankClient* client) {
 
 absl::StatusOr<uint32_t> RecordGradientEvent(RankClient* client) {
   MappedRank& memory = client->memory();
+  // Used in turn. There are more of them than backwards run ahead of their GPU.
   const uint32_t index = memory.next_event++ % kGradientEvents;
   // The executor takes the names away where it cannot open what they name.
   if (!memory.gradient_events.empty() &&
@@ -34,6 +36,7 @@ absl::StatusOr<uint32_t> RecordGradientEvent(RankClient* client) {
     memory.gradient_events.clear();
   }
   if (memory.gradient_events.empty()) {
+    // 0 tells the executor that the gradient is complete.
     RETURN_IF_ERROR(memory.kernels->Finish());
     return 0;
   }

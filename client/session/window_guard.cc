@@ -17,15 +17,18 @@ namespace tessera {
 namespace {
 
 // The handler walks this without a lock, so entries are atomics and never move.
+// More guards than this describe nothing. The fault stays a fault.
 constexpr int kMaxGuards = 256;
 std::atomic<const WindowGuard*> guards[kMaxGuards];
 struct sigaction previous_action;
 
 void OnFault(int signal, siginfo_t* info, void* context) {
+  // On the stack: a handler must not allocate.
   char line[512];
   for (const auto& entry : guards) {
     const WindowGuard* guard = entry.load(std::memory_order_acquire);
     if (guard == nullptr || !guard->Describe(info->si_addr, line, sizeof(line))) continue;
+    // write is safe in a handler. What it returns does not matter any more.
     (void)!write(STDERR_FILENO, line, strlen(line));
     break;
   }
@@ -47,10 +50,12 @@ void InstallOnce() {
 }  // namespace
 
 WindowGuard::WindowGuard(const ModelLayout* layout, std::vector<UnitPages> units)
+    // Open at first, since the mapping is. The constructor closes all of them.
     : layout_(layout), units_(std::move(units)), open_(units_.size(), 1) {
   InstallOnce();
   for (auto& entry : guards) {
     const WindowGuard* none = nullptr;
+    // Released by the exchange: a handler that sees the pointer sees the object.
     if (entry.compare_exchange_strong(none, this)) break;
   }
   for (size_t unit = 0; unit < units_.size(); ++unit) (void)Close(unit);
@@ -72,6 +77,7 @@ absl::Status WindowGuard::Open(int unit) {
 
 absl::Status WindowGuard::Close(int unit) {
   if (!open_[unit]) return absl::OkStatus();
+  // Noted first: the handler tells a use outside the window by it.
   open_[unit] = 0;
   return Protect(unit, PROT_NONE);
 }
@@ -82,6 +88,7 @@ absl::Status WindowGuard::Protect(int unit, int protection) {
   return ErrnoStatus(errno, "protect the parameters of a unit");
 }
 
+// Called in a signal handler: no locks, no allocation.
 bool WindowGuard::Describe(const void* address, char* buffer, size_t capacity) const {
   const std::byte* at = static_cast<const std::byte*>(address);
   for (size_t u = 0; u < units_.size(); ++u) {

@@ -28,6 +28,7 @@ class Surroundings {
   static Surroundings Now() {
     Surroundings now;
     at::Generator generator = at::detail::getDefaultCPUGenerator();
+    // The generator's own lock: other threads may draw from it.
     const std::lock_guard<std::mutex> lock(generator.mutex());
     now.random_ = generator.get_state();
     now.autocast_ = at::autocast::is_cpu_enabled();
@@ -72,6 +73,7 @@ Tensors TrainedParameters(const CheckpointModules& modules) {
     for (const torch::Tensor& parameter : module->parameters()) {
       if (parameter.defined() && parameter.requires_grad() &&
           seen.insert(parameter.unsafeGetTensorImpl()).second) {
+        // Tied parameters once: each argument gets one gradient.
         parameters.push_back(parameter);
       }
     }
@@ -94,6 +96,7 @@ void CheckClosed(const Tensors& outputs, const Tensors& sources, uint64_t first_
   std::unordered_set<const Node*> known;
   for (const torch::Tensor& source : sources) {
     if (!source.defined() || !source.requires_grad() || !source.is_leaf()) continue;
+    // Held, since a tensor has only a weak reference to its accumulator.
     alive.push_back(torch::autograd::impl::grad_accumulator(source));
     known.insert(alive.back().get());
   }
@@ -146,12 +149,14 @@ Tensors CheckpointFunction::forward(AutogradContext* ctx, const c10::intrusive_p
                                     at::TensorList arguments) {
   Tensors inputs = state->inputs;
   for (size_t i = 0; i < state->saved.size(); ++i) inputs[state->saved[i]] = arguments[i];
+  // A change in place would make the recomputation start from other values.
   std::vector<uint32_t> versions;
   for (const torch::Tensor& input : inputs) {
     versions.push_back(input.defined() ? input._version() : 0);
   }
   state->surroundings = Surroundings::Now();
   state->outputs = state->first(inputs);
+  // It may hold modules and tensors, which need not stay until backward.
   state->first = nullptr;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].defined() && inputs[i]._version() != versions[i]) {
@@ -162,6 +167,7 @@ Tensors CheckpointFunction::forward(AutogradContext* ctx, const c10::intrusive_p
   for (size_t i = 0; i < state->outputs.size(); ++i) {
     if (Differentiable(state->outputs[i])) state->visible.push_back(i);
   }
+  // Undefined gradients stay undefined: zeroes would cost a whole backward for nothing.
   ctx->set_materialize_grads(false);
   ctx->save_for_backward(arguments.vec());
   ctx->saved_data["state"] = c10::IValue::make_capsule(state);
@@ -174,9 +180,11 @@ Tensors CheckpointFunction::backward(AutogradContext* ctx, Tensors gradients) {
   Tensors sources = ctx->get_saved_variables();  // Refuses what was changed since.
   Tensors inputs = state->inputs;
   for (size_t i = 0; i < state->saved.size(); ++i) {
+    // Detached: the inner backward ends at the sources, and the outer one goes on from there.
     sources[i] = sources[i].detach().requires_grad_(sources[i].requires_grad());
     inputs[state->saved[i]] = sources[i];
   }
+  // Whatever is numbered from here on was made by the recomputation.
   const uint64_t first_node = at::sequence_number::peek();
   Tensors all;
   {
@@ -191,6 +199,7 @@ Tensors CheckpointFunction::backward(AutogradContext* ctx, Tensors gradients) {
   Tensors outputs, output_gradients;
   const Tensors visible = state->Visible(all);
   for (size_t i = 0; i < visible.size(); ++i) {
+    // Of outputs that nobody used, or that need none.
     if (!gradients[i].defined() || !visible[i].requires_grad()) continue;
     outputs.push_back(visible[i]);
     output_gradients.push_back(gradients[i]);
@@ -231,6 +240,7 @@ Tensors Run(Segment first, Segment again, Tensors inputs, const CheckpointModule
   state->again = std::move(again);
   Tensors arguments;
   for (size_t i = 0; i < inputs.size(); ++i) {
+    // Autograd saves differentiable inputs by itself, and checks that they are not changed.
     if (!Differentiable(inputs[i])) continue;
     state->saved.push_back(i);
     arguments.push_back(std::exchange(inputs[i], torch::Tensor()));
@@ -241,6 +251,7 @@ Tensors Run(Segment first, Segment again, Tensors inputs, const CheckpointModule
   const Tensors visible = CheckpointFunction::apply(state, at::TensorList(arguments));
   Tensors outputs = std::move(state->outputs);
   state->outputs.assign(outputs.size(), torch::Tensor());  // Only their number is needed again.
+  // The others passed through, and have no gradient.
   for (size_t i = 0; i < visible.size(); ++i) outputs[state->visible[i]] = visible[i];
   return outputs;
 }

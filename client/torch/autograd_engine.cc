@@ -57,10 +57,12 @@ class NodesToRun {
  public:
   NodesToRun(const edge_list& outputs, bool accumulates)
       : all_(outputs.empty()), accumulates_(accumulates) {
+    // An edge without a function is of a tensor that needs no gradient.
     for (const auto& edge : outputs)
       if (edge.function != nullptr) wanted_[edge.function.get()] = true;
   }
 
+  // Depth first without recursion: graphs of deep models would overflow the stack.
   std::vector<Node*> Find(const edge_list& roots) {
     for (const auto& edge : roots) Visit(edge.function.get());
     while (!stack_.empty()) {
@@ -84,6 +86,8 @@ class NodesToRun {
   // All that it leads to has been left.
   void Leave(Node* node) {
     const bool is_wanted = wanted_.count(node) > 0;
+    // Without accumulation a wanted node's gradient is captured before it, and the node does not
+    // run.
     bool runs = all_ || (is_wanted && accumulates_);
     for (size_t i = 0; i < node->num_outputs() && !runs; ++i) {
       const auto next = leads_there_.find(node->next_edge(i).function.get());
@@ -107,6 +111,7 @@ class OwnEngine : public Engine {
     return *engine;
   }
   std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
+    // Acquire: pairs with the store in SetSavedTensorHooks.
     const SavedTensorHooks hooks = saved_tensor_hooks.load(std::memory_order_acquire);
     return hooks == nullptr ? nullptr : hooks();
   }
@@ -116,10 +121,13 @@ class OwnEngine : public Engine {
     const auto run = [&] {
       return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     };
+    // No model is attached: the graph is not walked.
     if (Observers::Get().empty()) return run();
+    // Before it runs: nodes are freed while it does.
     const std::vector<Node*> nodes = NodesToRun(outputs, accumulate_grad).Find(roots);
     std::vector<BackwardObserver*> told;
     const auto end = [&told](bool failed) {
+      // Taken off first: EndBackward may throw, and must not be called twice.
       BackwardObserver* const last = told.back();
       told.pop_back();
       last->EndBackward(failed);
@@ -127,6 +135,7 @@ class OwnEngine : public Engine {
     try {
       Observers::Get().Begin(nodes, &told);
       variable_list gradients = run();
+      // In reverse order, as scopes end.
       while (!told.empty()) end(/*failed=*/false);
       return gradients;
     } catch (...) {
@@ -141,6 +150,7 @@ class OwnEngine : public Engine {
 absl::Status UseOwnEngine() {
   Engine& engine = Engine::get_default_engine();
   if (&engine == &OwnEngine::Get()) return absl::OkStatus();
+  // A subclass of someone else: replacing it would break what it does.
   if (typeid(engine) != typeid(Engine)) {
     return absl::UnimplementedError(
         "autograd's engine is another library's, as in a Python process, where backwards cannot be "

@@ -21,6 +21,7 @@ class KeptGradientImpl : public c10::TensorImpl {
   KeptGradientImpl(c10::IntArrayRef shape, caffe2::TypeMeta dtype, c10::Device device,
                    std::shared_ptr<const std::string> name)
       : TensorImpl(c10::DispatchKeySet(kKey), dtype, device), name_(std::move(name)) {
+    // See docs/adr/0061.
     key_set_ = c10::DispatchKeySet(kKey);  // Without autograd's, so that every kernel is Refuse.
     set_sizes_contiguous(shape);
   }
@@ -55,6 +56,7 @@ class KeptGradientImpl : public c10::TensorImpl {
 
 const KeptGradientImpl* KeptIn(const c10::IValue& value) {
   if (value.isTensor() && value.toTensor().defined())
+    // By its implementation: asking the tensor anything else would throw.
     return dynamic_cast<const KeptGradientImpl*>(value.toTensor().unsafeGetTensorImpl());
   if (!value.isList()) return nullptr;
   for (const c10::IValue& element : value.toListRef()) {
@@ -107,11 +109,13 @@ void KeptGradients::Put(int unit, int parameter) {
 absl::Status KeptGradients::Remove(int unit, int parameter) {
   RETURN_IF_ERROR(Check(unit, parameter));
   const torch::Tensor& tensor = units_->parameters[unit][parameter];
+  // Only this kind is removed: a gradient of the user's own is added to.
   if (IsKeptGradient(tensor.grad())) tensor.mutable_grad().reset();
   return absl::OkStatus();
 }
 
 absl::Status KeptGradients::Check(int unit, int parameter) const {
+  // The user reset it: the job's gradient would still count.
   if (!kept_[unit][parameter].put || units_->parameters[unit][parameter].grad().defined())
     return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(

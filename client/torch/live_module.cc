@@ -27,6 +27,7 @@ constexpr size_t kMaxPatterns = 100;  // Of a query.
 
 // What bytes of a job's tensor are here; nothing: libtorch has no such type.
 std::optional<torch::ScalarType> ScalarTypeOf(StoredDType dtype) {
+  // The types that StoredDTypeOf knows, asked the other way round.
   for (const torch::ScalarType type :
        {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf, torch::kLong, torch::kInt,
         torch::kShort, torch::kChar, torch::kByte, torch::kBool, torch::kComplexFloat}) {
@@ -72,6 +73,7 @@ std::string UnfitOf(const torch::Tensor& tensor) {
   if (tensor.is_meta()) return "is on the meta device";
   if (tensor._is_zerotensor()) return "is zeroes without memory";
   if (tensor.numel() == 0) return "";
+  // In elements, from the storage's begin. What comes from set_ or as_strided may reach beyond it.
   int64_t last = tensor.storage_offset();
   for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
   const int64_t end_bytes = (last + 1) * static_cast<int64_t>(tensor.element_size());
@@ -99,6 +101,7 @@ class Plan {
     if (options.buffers) {
       for (const auto& item : module.named_buffers()) Add(item.key(), item.value());
     }
+    // Matched after all names are known: a tensor is wanted under any of them.
     for (Target& target : targets_) target.is_wanted = IsWanted(options.names, target.names);
   }
 
@@ -115,6 +118,7 @@ class Plan {
           missing.empty() ? "nothing" : absl::StrJoin(missing, ", "),
           ". Unexpected: ", unexpected.empty() ? "nothing" : absl::StrJoin(unexpected, ", ")));
     }
+    // Before any byte is copied.
     RETURN_IF_ERROR(CheckAreApart());
     if (!entries_.empty()) return absl::OkStatus();
     return absl::NotFoundError(
@@ -144,11 +148,13 @@ class Plan {
 
   // All of one of the job's tensors.
   absl::Status Stage(const std::string& name, const torch::Tensor& values) {
+    // A source that says a tensor twice must not replace what was checked.
     if (!staged_.insert(name).second)
       return absl::DataLossError(absl::StrCat("tensor '", name, "' arrived twice"));
     for (const size_t index : targets_of_.at(name)) {
       Target& target = targets_[index];
       torch::Tensor staged = values.to(target.tensor.scalar_type());
+      // The job has it under several names. Bits are compared, so that a NaN equals itself.
       if (!target.staged.defined()) {
         target.staged = std::move(staged);
       } else if (memcmp(target.staged.data_ptr(), staged.data_ptr(), staged.nbytes()) != 0) {
@@ -163,11 +169,13 @@ class Plan {
   // May throw while no tensor was changed yet. A later error of a device is permanent, and makes
   // the module unusable.
   absl::Status Apply() const {
+    // All or nothing: the module is not touched before every tensor has come.
     if (staged_.size() != entries_.size())
       return absl::AbortedError(absl::StrCat("job '", options_.job_id, "' changed meanwhile"));
     const torch::NoGradGuard no_grad;
     for (const Target& target : targets_) {
       if (!target.staged.defined()) continue;
+      // Such tensors may be written to in inference mode only.
       std::optional<c10::InferenceMode> inference;
       if (target.tensor.is_inference()) inference.emplace();
       torch::Tensor tensor = target.tensor;
@@ -183,6 +191,7 @@ class Plan {
     if (!tensor.defined()) return;
     std::string unfit;
     Memory memory = {tensor.unsafeGetTensorImpl()};
+    // Tensor subclasses may throw from any question.
     try {
       unfit = UnfitOf(tensor);
       if (unfit.empty()) memory = Memory::Of(tensor);
@@ -203,6 +212,7 @@ class Plan {
       std::vector<const Target*>& others =
           by_storage[target.tensor.storage().unsafeGetStorageImpl()];
       for (const Target* other : others) {
+        // TooHard: libtorch cannot say. Two views that are not compared are let through.
         const at::MemOverlapStatus overlap = at::get_overlap_status(target.tensor, other->tensor);
         if (overlap == at::MemOverlapStatus::No || overlap == at::MemOverlapStatus::TooHard)
           continue;
@@ -223,6 +233,7 @@ class Plan {
     std::vector<size_t> found;
     for (const std::string& name : names) {
       const auto [other, is_new] = source_of_.emplace(name, entry.name);
+      // Two tensors of the job under one name of the module, by a rename or an alias.
       if (!is_new && other->second != entry.name) {
         return absl::InvalidArgumentError(absl::StrCat("tensors '", other->second, "' and '",
                                                        entry.name, "' are both '", name,
@@ -251,6 +262,7 @@ class Plan {
       return absl::InvalidArgumentError(
           absl::StrCat(what, " ", target.unfit, ", so it cannot be set"));
     }
+    // copy_ into an expanded tensor would write one element several times.
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
       return absl::InvalidArgumentError(
           absl::StrCat(what, " has several elements in one place, so it cannot be set"));
@@ -261,6 +273,7 @@ class Plan {
                        entry.name, "' [", absl::StrJoin(entry.shape, ", "), "]"));
     }
     const std::optional<torch::ScalarType> type = ScalarTypeOf(entry.dtype);
+    // Floating-point types are converted, others must be the same.
     const bool both_float =
         type.has_value() && torch::isFloatingType(*type) && tensor.is_floating_point();
     if (both_float || (type.has_value() && *type == tensor.scalar_type())) return absl::OkStatus();
@@ -285,6 +298,7 @@ class StagingSink : public LiveSink {
   explicit StagingSink(Plan* plan) : plan_(plan) {}
 
   absl::Status Begin(const LiveVersion&) override {
+    // The copy may start again with another version.
     plan_->Restart();
     return absl::OkStatus();
   }
@@ -304,9 +318,11 @@ class StagingSink : public LiveSink {
   absl::Status BeginEntry(const LiveEntry& entry) {
     listed_ = plan_->Find(entry.name);
     if (listed_ == nullptr) return absl::OkStatus();
+    // The list was taken before: the job may have been replaced meanwhile.
     if (listed_->shape != entry.shape || listed_->dtype != entry.dtype)
       return absl::AbortedError(absl::StrCat("tensor '", entry.name, "' changed meanwhile"));
     is_bool_ = entry.dtype == StoredDType::kBool;
+    // As bytes: libtorch must not see a bool that is neither 0 nor 1.
     values_ = torch::empty(entry.shape, is_bool_ ? torch::kByte : *ScalarTypeOf(entry.dtype));
     done_bytes_ = 0;
     return StageIfWhole();
@@ -334,6 +350,7 @@ absl::StatusOr<LoadedLiveState> LoadLiveState(torch::nn::Module* module,
   LiveQuery all;
   all.job_id = options.job_id;
   all.buffers = options.buffers;
+  // All names, since a rename may map any of them to one of the module's.
   ASSIGN_OR_RETURN(const std::vector<LiveEntry> entries, reader->List(all));
   RETURN_IF_ERROR(Caught([&] { return plan.Match(entries); }));
   StagingSink sink(&plan);
@@ -342,6 +359,7 @@ absl::StatusOr<LoadedLiveState> LoadLiveState(torch::nn::Module* module,
                    CopyLiveState(options.reader, reader.get(), plan.Query(entries.size()), &sink));
   loaded.version = copied.version;
   loaded.is_mapped = copied.is_mapped;
+  // The last: until here an error leaves the module as it was.
   RETURN_IF_ERROR(Caught([&plan] { return plan.Apply(); }));
   loaded.missing = std::move(plan.missing);
   loaded.unexpected = std::move(plan.unexpected);

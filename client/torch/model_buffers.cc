@@ -24,6 +24,7 @@ void Collect(const torch::nn::Module& module, const std::string& prefix,
   if (ignored.count(&module) > 0) return;
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {
     const torch::Tensor& tensor = item.value();
+    // Files have no such layout.
     if (!tensor.defined() || tensor.layout() != torch::kStrided) continue;
     const std::optional<StoredDType> dtype = StoredDTypeOf(tensor.scalar_type());
     if (!dtype.has_value()) continue;
@@ -43,6 +44,7 @@ class BufferKeeper {
       buffer.type = tensor.scalar_type();
       buffer.tensor = std::move(tensor);
       buffer.spec = &session->layout().buffers[buffers_.size() - 1];
+      // No memory of its own, so there is nothing to publish.
       if (buffer.tensor.is_meta()) continue;
       // A successor's module has the same, so only readers want it: rank 0's.
       const bool may_stay_unset =
@@ -53,6 +55,7 @@ class BufferKeeper {
 
   // Sets what has changed; or says what went wrong before, where nobody could be told.
   absl::Status Stage() {
+    // Where a hook could not return an error, the next stage does.
     RETURN_IF_ERROR(std::exchange(trouble_, absl::OkStatus()));
     return Caught([this] { return StageChanged(); });
   }
@@ -63,7 +66,9 @@ class BufferKeeper {
     Note([this] {
       for (size_t i = 0; i < buffers_.size(); ++i) {
         if (!published_.IsGiven(static_cast<int>(i))) continue;
+        // It is in the module already.
         if (published_.sequence(static_cast<int>(i)) == buffers_[i].taken) continue;
+        // What was kept for the step is older than what was given.
         buffers_[i].before = torch::Tensor();
         TakeOne(i);
       }
@@ -79,6 +84,7 @@ class BufferKeeper {
 
   // Gives the module what it had when the step under way began; where none is, the state's.
   absl::Status Restore() {
+    // Still set after an error: Take then leaves all to the next Restore.
     restoring_ = true;
     RETURN_IF_ERROR(published_.Restore());
     RETURN_IF_ERROR(Caught([this] { return TakeBack(); }));
@@ -96,6 +102,7 @@ class BufferKeeper {
     }
   }
   void Note(absl::FunctionRef<absl::Status()> body) {
+    // The step goes on. Stage returns the error before anything is published.
     const absl::Status status = Caught(body);
     if (trouble_.ok()) trouble_ = status;
   }
@@ -105,6 +112,7 @@ class BufferKeeper {
     for (size_t i = 0; i < buffers_.size(); ++i) {
       Buffer& buffer = buffers_[i];
       if (buffer.tensor.is_meta()) continue;
+      // The memory has the same bytes, so that no copy is needed.
       if (!MayHaveChanged(i)) {
         buffer.before = torch::Tensor();
       } else if (buffer.before.defined() && buffer.before.sizes() == buffer.tensor.sizes() &&
@@ -122,6 +130,7 @@ class BufferKeeper {
     for (size_t i = 0; i < buffers_.size(); ++i) {
       Buffer& buffer = buffers_[i];
       const int number = static_cast<int>(i);
+      // The memory has what the module had then.
       if (!buffer.before.defined()) {
         if (published_.IsGiven(number)) TakeOne(i);
         continue;
@@ -188,16 +197,19 @@ class BufferKeeper {
   // Since the memory had what the module has.
   bool MayHaveChanged(size_t i) const {
     const Buffer& buffer = buffers_[i];
+    // Small ones are compared in Set.
     if (static_cast<int64_t>(buffer.tensor.nbytes()) <= kMaxComparedBytes) return true;
     return published_.sequence(static_cast<int>(i)) != buffer.sequence || WasWrittenTo(buffer);
   }
 
   static bool WasWrittenTo(const Buffer& buffer) {
     const int64_t version = VersionOf(buffer.tensor);
+    // Without a counter, as in inference tensors, it may have been.
     return version < 0 || version != buffer.version || buffer.tensor.data_ptr() != buffer.memory;
   }
 
   static bool Fits(const Buffer& buffer) {
+    // Another floating-point type is converted: a module may be in half precision meanwhile.
     const bool same_kind =
         buffer.tensor.scalar_type() == buffer.type ||
         (torch::isFloatingType(buffer.type) && buffer.tensor.is_floating_point());
@@ -215,9 +227,11 @@ class BufferKeeper {
   absl::Status Set(size_t i, absl::string_view values) {
     Buffer& buffer = buffers_[i];
     const int number = static_cast<int>(i);
+    // What was never set has nothing to compare with.
     const bool compare = buffer.sequence != kNever && values.size() <= kMaxComparedBytes;
     if (!compare || !published_.Has(number, values))
       RETURN_IF_ERROR(published_.Set(number, values));
+    // Read after Set, which may have advanced it.
     Remember(&buffer, published_.sequence(number));
     return absl::OkStatus();
   }

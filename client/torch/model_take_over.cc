@@ -16,6 +16,7 @@ void SetBuffers(const torch::nn::Module& root, const std::vector<NamedTensor>& b
   const auto named = root.named_buffers();
   for (const NamedTensor& from : buffers) {
     const torch::Tensor* found = named.find(from.name);
+    // The module's own values stay where what came does not fit.
     if (found == nullptr || found->is_meta() || from.values.size() != found->nbytes()) continue;
     const bool is_bool = found->scalar_type() == torch::kBool;
     torch::Tensor values =
@@ -39,6 +40,7 @@ std::function<absl::Status(Session* session)> TakeOverModel(std::shared_ptr<torc
   };
   return [options = std::move(options), taken](Session* session) -> absl::Status {
     ASSIGN_OR_RETURN(TakenOver own, TakeOver(session, options));
+    // They are in the module, and are not kept twice.
     own.buffers.clear();
     if (taken != nullptr) *taken = std::move(own);
     return absl::OkStatus();

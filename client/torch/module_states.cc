@@ -76,12 +76,14 @@ absl::Span<char> BytesOf(std::vector<T>* values) {
 absl::Status CompareStates(SessionSetup* setup, const Session& session,
                            const std::vector<NamedState>& states) {
   std::vector<uint64_t> own;
+  // The names, by their own digest: equal values under other names are another state.
   uint64_t names = states.size();
   for (const NamedState& state : states) {
     own.push_back(DigestOf(state.tensor));
     for (const char c : state.name) names = names * 0x100000001b3 + static_cast<unsigned char>(c);
   }
   std::vector<uint64_t> head = {states.size(), names};
+  // The number first, since the digests are as many as rank 0 has.
   RETURN_IF_ERROR(setup->Broadcast(BytesOf(&head)));
   std::vector<uint64_t> first = own;
   first.resize(head[0]);
@@ -89,6 +91,7 @@ absl::Status CompareStates(SessionSetup* setup, const Session& session,
   RETURN_IF_ERROR(setup->Broadcast(BytesOf(&first)));
   const int64_t count = states.size();
   int64_t differs = head[0] == states.size() && head[1] == names ? -1 : count;
+  // From the end, so that the first one that differs remains.
   for (int64_t i = count - 1; differs != count && i >= 0; --i) {
     if (own[i] != first[i]) differs = i;
   }
@@ -108,6 +111,7 @@ absl::Status CompareStates(SessionSetup* setup, const Session& session,
 
 absl::Status SyncBuffers(SessionSetup* setup, const std::vector<NamedState>& buffers) {
   for (const NamedState& buffer : buffers) {
+    // A copy: on ranks other than 0 the broadcast writes into it.
     torch::Tensor bytes =
         buffer.tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().clone();
     RETURN_IF_ERROR(
@@ -120,6 +124,7 @@ absl::Status SyncBuffers(SessionSetup* setup, const std::vector<NamedState>& buf
 // Whether this rank can give the requested values.
 absl::Status CheckMeta(const Session& session, const ModuleUnits& units,
                        const AttachOptions& attach) {
+  // Rank 0 gives the values of all.
   if (attach.sync_module_states && session.rank() != 0) return absl::OkStatus();
   std::vector<std::string> names;
   for (size_t unit = 0; unit < units.parameters.size(); ++unit) {
@@ -166,6 +171,7 @@ absl::Status InitializeJob(Session* session, const ModuleUnits& units,
   const bool from_module = attach.first_values == nullptr;
   absl::Status possible = from_module ? CheckMeta(*session, units, attach) : absl::OkStatus();
   if (possible.ok()) possible = CheckBuffers(buffers);
+  // Before any values move, so that all ranks return the same error.
   RETURN_IF_ERROR(setup.AgreeOn(possible));
   if (!from_module) {
     if (attach.sync_module_states) RETURN_IF_ERROR(SyncBuffers(&setup, buffers));
@@ -173,6 +179,7 @@ absl::Status InitializeJob(Session* session, const ModuleUnits& units,
   }
   const auto fill = [&](int unit, int p, int64_t begin, Values values) -> absl::Status {
     const torch::Tensor& tensor = units.parameters[unit][p];
+    // On meta there are no values to copy: the user's function makes them.
     if (tensor.is_meta()) return attach.initialize_meta(SpecOf(*session, unit, p), begin, values);
     const int64_t end = begin + static_cast<int64_t>(values.size());
     CopyValues(tensor.detach().flatten().slice(0, begin, end), values);

@@ -105,6 +105,7 @@ class Walk {
     }
     for (const auto& item : module.named_buffers(/*recurse=*/false))
       RETURN_IF_ERROR(CheckBuffer(prefix + item.key(), item.value()));
+    // What is kept in full precision keeps its buffers, too.
     if (!kept) AddBuffers(unit, module);
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       RETURN_IF_ERROR(AddParameter(unit, prefix + item.key(), item.value(), {&module, item.key()}));
@@ -130,9 +131,11 @@ class Walk {
           precision_.per_unit ? precision_.per_unit(of, precision_) : UnitPrecision(precision_);
     of_units_.push_back(of_unit);
     kept_.push_back(kept);
+    // Set only where it differs: elsewhere the model's holds.
     if (of_unit.param_dtype != precision_.param_dtype) {
       spec.compute_dtype = of_unit.param_dtype.value_or(DType::kFp32);
     }
+    // Where nothing is said, gradients are reduced in the dtype of the parameters.
     if (spec.compute_dtype.has_value() || of_unit.reduce_dtype != precision_.reduce_dtype) {
       spec.reduce_dtype = of_unit.reduce_dtype.value_or(of_unit.param_dtype.value_or(DType::kFp32));
     }
@@ -152,11 +155,13 @@ class Walk {
     std::sort(memory_.begin(), memory_.end(),
               [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
     std::vector<const Memory*> open;  // Earlier ones that end after the next one begins.
+    // By begin: only those that are open can overlap with the next.
     for (const Memory& memory : memory_) {
       open.erase(std::remove_if(open.begin(), open.end(),
                                 [&](const Memory* other) { return other->end <= memory.begin; }),
                  open.end());
       for (const Memory* other : open) {
+        // Two buffers may share memory: they are not moved.
         if (!(memory.is_parameter || other->is_parameter) || !ShareElements(*other, memory))
           continue;
         return absl::InvalidArgumentError(absl::StrCat(
@@ -240,12 +245,14 @@ class Walk {
 
   void AddBuffers(int unit, const torch::nn::Module& module) {
     const UnitPrecision& of_model = precision_;
+    // The root without a unit follows the model.
     const UnitPrecision& of_unit = unit == kNoUnit ? of_model : of_units_[unit];
     const std::optional<DType> dtype = of_unit.buffer_dtype;
     if (!dtype.has_value()) return;
     for (const torch::Tensor& buffer : module.buffers(/*recurse=*/false)) {
       if (!buffer.defined() || !buffer.is_floating_point()) continue;
       if (choice_.ignored.count(buffer.unsafeGetTensorImpl()) > 0) continue;
+      // A buffer that is registered twice is cast once.
       if (!cast_buffers_.insert(buffer.unsafeGetTensorImpl()).second) continue;
       units_.buffers.push_back({buffer, ScalarTypeOf(*dtype)});
     }
@@ -256,6 +263,7 @@ class Walk {
     if (!tensor.defined() || choice_.ignored.count(tensor.unsafeGetTensorImpl()) > 0)
       return absl::OkStatus();
     RETURN_IF_ERROR(CheckLayout(tensor, absl::StrCat("parameter '", name, "'")));
+    // Checked once for all: elements that are one in memory cannot be updated apart.
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
       return absl::InvalidArgumentError(absl::StrCat(
           "parameter '", name,
@@ -306,7 +314,10 @@ class Walk {
     if (a.tensor.is_same(b.tensor)) return false;
     const int64_t bytes = a.tensor.element_size();
     const bool dense = a.tensor.is_contiguous() && b.tensor.is_contiguous();
+    // Dense ones that overlap have elements in common. Other sizes and odd offsets are not
+    // examined.
     if (dense || bytes != b.tensor.element_size() || (b.begin - a.begin) % bytes != 0) return true;
+    // Marks the elements of one, and looks for marks at the other's.
     const torch::Tensor seen = torch::zeros(
         {static_cast<int64_t>(std::max(a.end, b.end) - a.begin) / bytes}, torch::kBool);
     seen.as_strided(a.tensor.sizes(), a.tensor.strides()).fill_(true);

@@ -21,6 +21,7 @@ class StoredTensor : public SavedVariableHooks {
  public:
   explicit StoredTensor(std::shared_ptr<const SavedTensorStore> store) : store_(std::move(store)) {}
 
+  // Called once, when the graph saves the tensor.
   void call_pack_hook(const at::Tensor& tensor) override { give_back_ = store_->Keep(tensor); }
   at::Tensor call_unpack_hook() override { return give_back_(); }
 
@@ -49,7 +50,9 @@ class DeviceStore : public SavedTensorStore {
   }
 
   std::function<torch::Tensor()> Keep(const torch::Tensor& tensor) const override {
+    // Detached: the tensor itself may own the graph that saves it, which would never be freed.
     const torch::Tensor alias = tensor.detach();
+    // What is on the store's device stays, and parameters stay where the cluster holds them.
     if (tensor.device().type() != device_.type() && parameters_.count(StorageOf(alias)) == 0)
       return [copy = alias.to(device_), from = tensor.device()] { return copy.to(from); };
     // It counts changes together with what it is an alias of.
@@ -75,8 +78,10 @@ std::shared_ptr<const SavedTensorStore> StoreOn(torch::Device device,
 
 SavedTensorScope::SavedTensorScope(std::shared_ptr<const SavedTensorStore> store)
     : store_(std::move(store)), outer_(innermost) {
+  // Before the scope counts: an error here leaves nothing behind.
   const absl::Status status = UseOwnEngine();
   if (!status.ok()) throw StatusException(status);
+  // Set each time: it is one pointer for all threads, and asks for this thread's scope.
   SetSavedTensorHooks(&HooksOfInnermost);
   innermost = this;
 }

@@ -32,6 +32,7 @@ class UnitMoments {
   // Reads whole moments of the unit; gives FULL or SHARDED entries, or LOCAL's under `flat_key`.
   absl::Status AddTo(OptimStateDict* dict, StateDictType type, const std::string& flat_key) {
     const std::vector<PlacedParameter>& placed = session_->layout().units[unit_].flat.parameters();
+    // A flat part has one step for all its parameters.
     if (type == StateDictType::kLocal) {
       ASSIGN_OR_RETURN(local_.step,
                        StepOfUnit(*session_, unit_, [&](int p) { return counts_[p]; }));
@@ -57,6 +58,7 @@ class UnitMoments {
     const std::vector<PlacedParameter>& placed = session_->layout().units[unit_].flat.parameters();
     const char* moment = MomentName(session_->config().optimizer, array);
     std::vector<torch::Tensor> wholes;
+    // Called on all ranks, since reading is collective.
     RETURN_IF_ERROR(ReadMoments(session_, unit_, array, [&](int p, ConstValues values) {
       if (!keep_) return;
       torch::Tensor whole = TensorOf(values, placed[p].spec.shape);
@@ -89,6 +91,7 @@ std::vector<std::string> OptimStateDicts::names() const {
   std::vector<std::vector<std::string>> of_group(config.groups.size());
   std::set<std::pair<int, int>> seen;
   for (const StateSite& site : *sites) {
+    // Aliases and buffers have no state of their own.
     if (site.unit < 0 || !seen.emplace(site.unit, site.parameter).second) continue;
     of_group[group_of[site.name]].push_back(site.name);
   }
@@ -121,6 +124,7 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::TryGet(const StateDictSettings& 
   int first = 0;
   for (int unit = 0; unit < session.num_units(); ++unit) {
     const size_t size = session.layout().units[unit].flat.parameters().size();
+    // A unit that was never updated has zeroes, which need not be read.
     if (AnyState(progress.update_counts, first, size)) {
       UnitMoments moments(&session, unit, progress.update_counts.data() + first, keep);
       RETURN_IF_ERROR(moments.AddTo(&dict, settings.type, FlatKeyOf(*model_, unit, "")));
@@ -130,6 +134,7 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::TryGet(const StateDictSettings& 
   if (!keep) return dict;
   const JobConfig& config = session.config();
   for (size_t g = 0; g < config.groups.size(); ++g) {
+    // What the last step used, which may differ from the job's first numbers.
     const bool stepped = progress.step > 0 && g < progress.groups.size();
     OptimParamGroup& group = dict.groups.emplace_back();
     group.numbers = stepped ? progress.groups[g] : config.groups[g];
@@ -146,6 +151,7 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::Get() {
   Session& session = model_->session();
   const auto get = [&] { return CatchTorch([&] { return TryGet(settings); }); };
   absl::StatusOr<OptimStateDict> dict = get();
+  // Within a step the caller has to repeat all of it.
   while (absl::IsAborted(dict.status()) && !model_->in_step() && !session.within_step()) {
     RETURN_IF_ERROR(session.Recover());
     dict = get();

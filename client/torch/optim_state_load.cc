@@ -38,6 +38,7 @@ absl::Status Write(Session* session, const OptimStateLoader& loader) {
   for (int unit = 0; unit < session->num_units(); ++unit) {
     const size_t size = session->layout().units[unit].flat.parameters().size();
     for (size_t p = 0; p < size; ++p)
+      // -1 is a parameter without state: it was never updated.
       progress.update_counts[i++] = std::max<int64_t>(loader.step(unit, p), 0);
   }
   progress.step = loader.last_step().value_or(progress.step);
@@ -46,6 +47,7 @@ absl::Status Write(Session* session, const OptimStateLoader& loader) {
                                const ShardView view = ViewOf(*session, unit);
                                for (size_t s = 0; s < view.slices().size(); ++s) {
                                  const ParameterSlice& slice = view.slices()[s];
+                                 // Only what this rank holds: each rank writes its own part.
                                  if (slice.parameter_index != p) continue;
                                  char* at = static_cast<char*>(values.data()) +
                                             slice.in_parameter.begin * SizeBytes(values.dtype());
@@ -66,6 +68,7 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::ToLoad(const OptimStateDict& dic
   OptimStateLoader loader(model_, settings.type, options, &dict);
   const auto read = [&] { return CatchTorch([&] { return loader.Read(); }); };
   absl::Status status = read();
+  // Another process ended. The dictionary is still there, so it begins again.
   while (absl::IsAborted(status)) {
     RETURN_IF_ERROR(session.Recover());
     status = read();
@@ -75,6 +78,7 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::ToLoad(const OptimStateDict& dic
   for (int unit = 0; unit < session.num_units(); ++unit) {
     ASSIGN_OR_RETURN(const int64_t step,
                      StepOfUnit(session, unit, [&](int p) { return loader.step(unit, p); }));
+    // No trained parameter of the unit, or none with state.
     if (step < 0) continue;
     OptimParamState state;
     state.step = step;
@@ -100,13 +104,16 @@ absl::StatusOr<std::vector<HyperParameters>> OptimStateDicts::Load(
   RETURN_IF_ERROR(CheckSource(settings.type, options));
   Session& session = model_->session();
   OptimStateLoader loader(model_, settings.type, options, &dict);
+  // Commits of the job, by which a try that was decided is told from one that was undone.
   const int64_t writes = session.num_writes();
   while (true) {
     absl::Status status = CatchTorch([&] { return loader.Read(); });
     if (status.ok()) status = Write(&session, loader);
     if (status.ok()) return loader.groups();
+    // After any error, as on all ranks: the next call begins in the next epoch.
     RETURN_IF_ERROR(session.Recover());
     if (!absl::IsAborted(status)) return status;
+    // It was decided before the process died.
     if (session.num_writes() > writes) return loader.groups();
   }
 }

@@ -36,6 +36,7 @@ absl::StatusOr<int64_t> StepOfUnit(const Session& session, int unit,
   const std::vector<PlacedParameter>& placed = session.layout().units[unit].flat.parameters();
   int first = -1;
   for (size_t p = 0; p < placed.size(); ++p) {
+    // Frozen parameters are never updated, so their step does not count.
     if (!placed[p].spec.requires_grad) continue;
     if (first < 0) first = p;
     if (step(p) == step(first)) continue;
@@ -91,9 +92,11 @@ absl::Status OptimStateLoader::PlanParameter(int unit, int p, const OptimParamSt
     if (entry == state.moments.end()) return error(absl::StrCat("it has no '", moment, "'"));
     RETURN_IF_ERROR(CheckStateEntry(absl::StrCat(key, "', '", moment), entry->second,
                                     ExpectedOf(*session_, unit, p, type_)));
+    // A bit for each moment that the state has.
     bits |= int64_t{1} << i;
   }
   for (const auto& [moment, entry] : state.moments) {
+    // Dropped silently it would be lost for good.
     if (known.count(moment) == 0)
       return error(absl::StrCat("the job's optimizer has no '", moment, "'"));
   }
@@ -129,6 +132,7 @@ absl::Status OptimStateLoader::Plan() {
       if (state != nullptr && has) RETURN_IF_ERROR(PlanParameter(unit, p, *state));
     }
   }
+  // Keys that no parameter has are errors: state would be lost.
   for (const auto& item : dict_->state) {
     if (known.count(item.key()) > 0) continue;
     return absl::NotFoundError(absl::StrCat("optimizer state: '", item.key(), "' is not a ",
@@ -142,6 +146,7 @@ absl::Status OptimStateLoader::Plan() {
 }
 
 absl::Status OptimStateLoader::SharePlan() {
+  // Together with the plan: ranks must make the same collective calls.
   std::vector<int64_t> num_groups = {static_cast<int64_t>(groups_.size())};
   if (!options_.from_rank0) {
     std::vector<int64_t> all = plan_;
@@ -152,6 +157,7 @@ absl::Status OptimStateLoader::SharePlan() {
   }
   RETURN_IF_ERROR(exchange_.Share(&plan_));
   RETURN_IF_ERROR(exchange_.Share(&num_groups));
+  // Before the vector grows: the number came from another process.
   if (num_groups[0] != 0 && num_groups[0] != static_cast<int64_t>(session_->config().groups.size()))
     return absl::InternalError("rank 0 announced another number of param groups");
   groups_.resize(num_groups[0]);
@@ -159,10 +165,12 @@ absl::Status OptimStateLoader::SharePlan() {
 }
 
 absl::Status OptimStateLoader::Read() {
+  // Steps of all parameters, then bits of all, then the last step.
   plan_.assign(2 * num_parameters_ + 1, kNone);
   std::fill(plan_.begin() + num_parameters_, plan_.end() - 1, 0);
   groups_.clear();
   values_.clear();
+  // All ranks agree before the first exchange, so that none waits for one that returned.
   RETURN_IF_ERROR(exchange_.AgreeOn(reads_dict() ? Plan() : absl::OkStatus()));
   RETURN_IF_ERROR(SharePlan());
   for (const StateArray array : arrays_) {

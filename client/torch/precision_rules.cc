@@ -10,6 +10,7 @@ namespace {
 bool HoldsOnly(const torch::nn::Module& module, const std::string& name,
                const WrapPredicate& chosen) {
   if (module.parameters().empty()) return true;
+  // Chosen with all that is below it.
   if (chosen({name, module, 0})) return true;
   if (!module.parameters(/*recurse=*/false).empty()) return false;
   for (const auto& child : module.named_children()) {
@@ -53,6 +54,7 @@ MixedPrecision MergePrecision(MixedPrecision precision, JobConfig* config) {
     config->compute_dtype = *precision.param_dtype;
     config->reduce_dtype = *precision.param_dtype;
   } else if (IsHalf(config->compute_dtype)) {
+    // The job's config may say so instead of the model's options.
     precision.param_dtype = config->compute_dtype;
     if (!precision.reduce_dtype.has_value()) precision.reduce_dtype = config->reduce_dtype;
   }

@@ -23,6 +23,7 @@ class Registered {
  public:
   torch::Tensor At(const ParameterSite& site) {
     if (module_ != site.module) {
+      // Listings copy all names, so one serves all parameters of a module.
       module_ = site.module;
       parameters_ = module_->named_parameters(/*recurse=*/false);
     }
@@ -50,6 +51,7 @@ std::vector<Replacement> FindReplaced(const Session& session, const ModuleUnits&
     for (size_t p = 0; p < units.parameters[unit].size(); ++p) {
       torch::Tensor tensor = registered.At(units.sites[unit][p]);
       const TensorSpec& spec = session.layout().units[unit].flat.parameters()[p].spec;
+      // Equal memory and shape: no change. Empty tensors have no address to compare.
       if (InPlace(session, units, unit, p, tensor) && tensor.sizes().vec() == spec.shape) continue;
       found.push_back({static_cast<int>(unit), static_cast<int>(p), std::move(tensor)});
       if (first_only) return found;
@@ -99,12 +101,15 @@ absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
                                     std::vector<int>* changed) {
   const std::vector<Replacement> replaced = FindReplaced(*session, *units, /*first_only=*/false);
   if (replaced.empty()) return absl::OkStatus();
+  // The host reads below what a GPU may still be writing.
   AwaitStreamOf(DeviceOf(*session));  // The parameters are written.
   std::vector<int> which;
   for (const Replacement& replacement : replaced) {
     RETURN_IF_ERROR(Check(*session, replacement));
+    // In order of the units, so comparing with the last is enough.
     if (which.empty() || which.back() != replacement.unit) which.push_back(replacement.unit);
   }
+  // Others of the unit keep their values: units are written as a whole (docs/adr/0023).
   ASSIGN_OR_RETURN(const NewTensors values, NewValues(session, replaced, which));
   RETURN_IF_ERROR(session->WriteParameters(which, [&](int unit, int p, Values into) {
     CopyValues(values.at({unit, p}), into);
@@ -112,6 +117,7 @@ absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
   for (const Replacement& r : replaced) {
     torch::Tensor& known = units->parameters[r.unit][r.parameter];
     const bool same = known.is_same(r.tensor);
+    // Its memory is the job's, and belongs to the new tensor from now on.
     if (!same) known.set_data(torch::empty({0}, known.options()));
     known = r.tensor;
     UseClusterMemory(*session, r.unit, r.parameter, known, units->in_full_precision[r.unit]);
@@ -135,10 +141,12 @@ absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units,
     if (!any) continue;
     RETURN_IF_ERROR(session->WriteGradients(unit, [&](int p, bool has, Values values) {
       const torch::Tensor& parameter = units.parameters[unit][p];
+      // Without one of its own the parameter keeps the job's, if there is one.
       if (!HasOwnGradient(parameter)) return has;
       CopyValues(parameter.grad(), values);
       return true;
     }));
+    // After the write: until then the user's gradient is the only copy.
     for (size_t p = 0; p < units.parameters[unit].size(); ++p) {
       if (HasOwnGradient(units.parameters[unit][p])) kept->Put(unit, p);
     }

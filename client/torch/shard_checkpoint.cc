@@ -76,7 +76,9 @@ absl::Status Store(Session* session, ShardOptimizer* own) {
       names.ok() ? OptimStateOf(own->optimizer(), *names) : names.status();
   absl::Status possible = dict.status();
   if (possible.ok()) possible = CheckMoments(optimizer, *dict);
+  // Agreed before anything is written: one rank's error must be every rank's.
   RETURN_IF_ERROR(exchange.AgreeOn(possible));
+  // The same parameters everywhere: the collective writes are made for each of them.
   RETURN_IF_ERROR(
       exchange.CheckAlike(TextOf(*dict), "have optimizers with state of different parameters"));
   ASSIGN_OR_RETURN(TrainingProgress progress, ReadProgress(session));
@@ -93,6 +95,7 @@ absl::Status Store(Session* session, ShardOptimizer* own) {
     const OptimParamState* state = dict->state.find(name);
     if (state == nullptr) return;
     const auto entry = state->moments.find(MomentName(optimizer, array));
+    // This rank has no part of it.
     if (entry == state->moments.end() || entry->second.tensor.numel() == 0) return;
     const torch::Tensor& own_part = entry->second.tensor;
     TensorOf(values.data(), values.size(), values.dtype())
@@ -107,6 +110,7 @@ absl::Status Take(Session* session, ShardOptimizer* own) {
   ASSIGN_OR_RETURN(const TrainingProgress progress, ReadProgress(session));
   const Shards shards = ShardsOf(*own);
   OptimStateDict dict;
+  // The optimizer has only shards of trainable parameters.
   ForEachParameter(*session, [&](size_t number, const TensorSpec& spec) {
     if (shards.count(spec.name) == 0 || progress.update_counts[number] == 0) return;
     dict.state.insert(spec.name, {{}, progress.update_counts[number]});
@@ -126,6 +130,7 @@ absl::Status Take(Session* session, ShardOptimizer* own) {
   }
   const auto names = own->ParameterNames();
   absl::Status possible = names.status();
+  // Checked on all ranks before any rank changes its optimizer.
   if (possible.ok()) possible = CheckOptimState(dict, *names, own->optimizer());
   RETURN_IF_ERROR(StateExchange(session).AgreeOn(possible));
   return SetOptimState(dict, *names, &own->optimizer());
@@ -162,11 +167,13 @@ absl::Status CheckIdle(ShardedModel* model, const char* what) {
 
 absl::Status StoreOptimState(ShardedModel* model, ShardOptimizer* own) {
   RETURN_IF_ERROR(CheckIdle(model, "storing an optimizer's state"));
+  // What a step that was undone left in the optimizer must not be stored.
   own->UndoState();
   Session* session = &model->session();
   const int64_t writes = session->num_writes();
   while (true) {
     const absl::Status status = CatchTorch([&] { return Store(session, own); });
+    // Within a step the caller repeats it.
     if (!absl::IsAborted(status) || model->in_step()) return status;
     RETURN_IF_ERROR(session->Recover());
     if (session->num_writes() > writes) return absl::OkStatus();  // Other ranks continue already.
@@ -200,6 +207,7 @@ absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(ShardedModel* model, ShardO
                                                      const std::string& path,
                                                      const LoadModelCheckpointOptions& options) {
   ASSIGN_OR_RETURN(LoadedCheckpoint loaded, LoadModelCheckpoint(model, path, options));
+  // After the load, which has put the moments into the job.
   if (!options.model_only) RETURN_IF_ERROR(TakeOptimState(model, own));
   return loaded;
 }
@@ -211,6 +219,7 @@ absl::StatusOr<std::vector<HyperParameters>> LoadOptimizerState(
   LoadOptimizerOptions wanted = options;
   if (wanted.names_of_ids.empty()) {
     auto names = NamesOfIds(*model, own);
+    // A rank that cannot name its parameters stops all of them.
     RETURN_IF_ERROR(StateExchange(&model->session()).AgreeOn(names.status()));
     wanted.names_of_ids = *std::move(names);
   }

@@ -59,6 +59,7 @@ absl::Status WithRecovery(Session* session, const std::function<absl::Status()>&
 // What the optimizers must have alike.
 std::string TextOf(const OptimStateDict& dict) {
   std::string text;
+  // In a fixed order: gathering is collective, tensor by tensor.
   for (const auto& item : dict.state) {
     absl::StrAppend(&text, item.key(), ",", item.value().step);
     for (const auto& [moment, entry] : item.value().moments) absl::StrAppend(&text, ",", moment);
@@ -139,6 +140,7 @@ absl::Status SetShardOptimState(const OptimStateDict& dict, ShardedModel* model,
   absl::Status possible = names.status();
   if (possible.ok()) possible = cut.status();
   if (possible.ok()) possible = CheckOptimState(*cut, *names, own->optimizer());
+  // Ranks that failed and ranks that did not must not part here.
   RETURN_IF_ERROR(
       WithRecovery(&session, [&] { return StateExchange(&session).AgreeOn(possible); }));
   return SetOptimState(*cut, *names, &own->optimizer());

@@ -16,6 +16,7 @@ namespace {
 torch::Tensor Flat(Values values) {
   const torch::ScalarType dtype = ScalarTypeOf(values.dtype());
   if (values.empty()) return torch::empty({0}, dtype);
+  // Without a copy: the optimizer updates the shard in place.
   return torch::from_blob(values.data(), {static_cast<int64_t>(values.size())}, dtype);
 }
 
@@ -53,6 +54,7 @@ absl::StatusOr<std::unique_ptr<ShardOptimizer>> ShardOptimizer::Create(ShardedMo
 absl::StatusOr<std::vector<std::string>> ShardOptimizer::ParameterNames() const {
   std::unordered_map<const c10::TensorImpl*, const ShardTensor*> shards;
   for (const ShardTensor& shard : shards_)
+    // By identity: optimizers do not know names.
     shards.emplace(shard.tensor.unsafeGetTensorImpl(), &shard);
   std::vector<std::string> names;
   for (const auto& group : optimizer_->param_groups()) {
@@ -70,6 +72,7 @@ absl::StatusOr<std::vector<std::string>> ShardOptimizer::ParameterNames() const 
 }
 
 void ShardOptimizer::UndoState() {
+  // The step after the one that was kept: it was decided, and nothing is to be undone.
   if (kept_for_step_ != model_->next_step()) return;
   optimizer_->state().clear();
   std::istringstream in(kept_state_);
@@ -78,6 +81,7 @@ void ShardOptimizer::UndoState() {
 }
 
 void ShardOptimizer::KeepState() {
+  // A try before this one may have changed the state already.
   UndoState();
   std::ostringstream out;
   torch::save(*optimizer_, out);
@@ -87,6 +91,7 @@ void ShardOptimizer::KeepState() {
 
 void ShardOptimizer::SetGradients() {
   for (size_t i = 0; i < shards_.size(); ++i) {
+    // An undefined gradient is not a zero one (docs/adr/0012).
     shards_[i].tensor.mutable_grad() =
         local_->has_gradient(parts_[i]) ? Flat(local_->gradient(parts_[i])) : torch::Tensor();
   }
@@ -98,10 +103,12 @@ absl::StatusOr<StepResult> ShardOptimizer::Step(const StepOptions& options) {
   if (result.skipped) return result;
   SetGradients();
   RETURN_IF_ERROR(CatchTorch([this] {
+    // Before the optimizer changes anything.
     KeepState();
     optimizer_->step();
     return absl::OkStatus();
   }));
+  // Decides the step. On an error the state is undone by the next try.
   RETURN_IF_ERROR(local_->Commit());
   result.step = model_->next_step() - 1;
   return result;

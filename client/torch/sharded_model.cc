@@ -47,6 +47,7 @@ class ShardedModelImpl : public ShardedModel {
   absl::StatusOr<double> ClipGradNorm(double max_norm, double p,
                                       const StepOptions& options) override {
     return CatchTorch([&]() -> absl::StatusOr<double> {
+      // The gradients are written by what the stream was given.
       AwaitStreamOf(DeviceOf(*session_));
       RETURN_IF_ERROR(windows_->kept_gradients().Check());
       RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_, &windows_->kept_gradients()));
@@ -104,12 +105,15 @@ absl::Status ShardedModelImpl::Open(absl::Time deadline) {
     TESSERA_LOG(INFO, "the job exists already: training continues at step {} with its values",
                 session_->next_step());
   }
+  // A successor's module does not have the state's buffers yet.
   if (session_->initialized()) RETURN_IF_ERROR(SessionBuffers(session_.get()).Resume());
   while (!session_->initialized()) {
+    // Another trainer ended: all begin again with the first values.
     const absl::Status status = InitializeJob(session_.get(), units_, *root_, attach_);
     if (!absl::IsAborted(status)) RETURN_IF_ERROR(status);
     if (absl::IsAborted(status)) RETURN_IF_ERROR(session_->Recover());
   }
+  // From now on the session's own timeouts count.
   setup.LimitWaits(absl::InfiniteFuture());
   StateAccess(session_.get()).SetTrainerTensors(TrainerTensorsOf(this));
   RETURN_IF_ERROR(UseOwnEngine());
@@ -154,18 +158,22 @@ absl::Status ShardedModelImpl::SetReshardAfterForward(bool reshard, const torch:
 absl::Status ShardedModelImpl::PrepareStep() {
   AwaitStreamOf(DeviceOf(*session_));  // The step writes what its work reads.
   RETURN_IF_ERROR(windows_->kept_gradients().Check());
+  // Graphs made before are refused from here on.
   windows_->BeginStep();
   RETURN_IF_ERROR(windows_->TakeReplaced());
   RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_, &windows_->kept_gradients()));
+  // After all that may fail: a step that did not begin has dropped nothing.
   windows_->kept_gradients().StepBegins();
   return absl::OkStatus();
 }
 
 absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step_body,
                                        int* redone) {
+  // Nested: the inner one must leave it set.
   const bool before = std::exchange(in_step_, true);
   const absl::Status status = session_->RunStep(
       [&] {
+        // In each try: what an earlier one added must not be counted twice.
         windows_->DropGradients();
         return CatchTorch(step_body);
       },
@@ -200,6 +208,7 @@ absl::Status ShardedModelImpl::Summon(const SummonOptions& options,
   ASSIGN_OR_RETURN(std::vector<int> which, UnitsToSummon(units_, *root_, options));
   FullParameters full(session_.get(), &units_, std::move(which), options);
   absl::Status status = full.Open();
+  // Within a step an abort is the step's, which is done again as a whole.
   while (absl::IsAborted(status) && !in_step_ && !session_->within_step()) {
     RETURN_IF_ERROR(session_->Recover());
     status = full.Open();
@@ -224,6 +233,7 @@ absl::Status ShardedModelImpl::RunSummoned(const SummonOptions& options, FullPar
   RETURN_IF_ERROR(session_->Recover());
   RETURN_IF_ERROR(session_->Fail(status));
   RETURN_IF_ERROR(session_->Recover());
+  // Aborted would be taken for another process's death, and repeated.
   return absl::IsAborted(status) ? absl::UnknownError(status.message()) : status;
 }
 
@@ -233,9 +243,11 @@ absl::Status ShardedModelImpl::WriteBack(FullParameters* full) {
   while (true) {
     const absl::Status status = full->WriteBack();
     if (status.ok()) return status;
+    // The step is done again, and with it this.
     if (absl::IsAborted(status) && within_step) return status;
     RETURN_IF_ERROR(session_->Recover());
     if (!absl::IsAborted(status)) return status;
+    // Decided before the process died: all ranks have it.
     if (session_->num_writes() > writes) return absl::OkStatus();
     // Another rank may still have been reading; every rank's next try begins with that.
     const absl::Status read = full->ReadAgain();
@@ -260,10 +272,13 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> AttachModel(std::shared_ptr<torch:
   ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root, policy, attach.ignored,
                                                 MergePrecision(attach.precision, &options.config)));
   std::vector<torch::Tensor> buffers;
+  // Before the model casts them: buffers are declared in their own dtypes.
   if (attach.publish_buffers) buffers = DeclareBuffers(*root, attach.ignored, &units);
   options.model = units.model;
+  // One deadline for the session and the first values.
   const absl::Time deadline = SteadyNow() + options.attach_timeout;
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(options));
+  // Before Open, which may already give buffers.
   KeepBuffers(session.get(), std::move(buffers));
   auto model = std::make_unique<ShardedModelImpl>(std::move(root), std::move(units),
                                                   std::move(session), attach);

@@ -29,6 +29,7 @@ absl::Status StateDictLoader::SharePlan() {
   RETURN_IF_ERROR(exchange_.Share(absl::MakeSpan(given)));
   RETURN_IF_ERROR(exchange_.Share(&report_.missing));
   RETURN_IF_ERROR(exchange_.Share(&report_.unexpected));
+  // Rank 0's plan is complete.
   if (session_->rank() == 0) return absl::OkStatus();
   size_t at = 0;
   for (auto& [unit, keys] : keys_) {
@@ -43,6 +44,7 @@ absl::Status StateDictLoader::FillUnit(const StateDict& dict, int unit) {
   const std::vector<std::string>& keys = keys_.at(unit);
   slices_[unit] = ViewOf(*session_, unit).slices();
   values_[unit].resize(slices_[unit].size());
+  // The unit is written as a whole, so what the dictionary leaves out is read.
   if (std::count(keys.begin(), keys.end(), "") > 0) {
     RETURN_IF_ERROR(session_->ReadParameters(unit, [&](int p, ConstValues values) {
       if (keys[p].empty()) Take(unit, p, TensorOf(values, SpecOf(unit, p).shape));
@@ -56,6 +58,7 @@ absl::Status StateDictLoader::FillUnit(const StateDict& dict, int unit) {
     if (keys[p].empty()) continue;
     const torch::Tensor own = reads_dict() ? dict[keys[p]].tensor : torch::Tensor();
     torch::Tensor whole = own;
+    // A copy of rank 0's goes to each rank, also to those that hold no part.
     if (options_.from_rank0) {
       ASSIGN_OR_RETURN(whole, exchange_.Share(own, SpecOf(unit, p).shape, FullTypeOf(unit)));
     } else if (dict[keys[p]].kind == StateEntry::Kind::kRows) {
@@ -104,12 +107,15 @@ absl::Status StateDictLoader::SharePlain(const StateDict& dict) {
       bytes[0] = value.nbytes();
     }
     RETURN_IF_ERROR(exchange_.Share(&bytes));
+    // Negative sizes would wrap around below.
     if (bytes[0] < 0) return absl::InternalError("rank 0 announced a negative size");
     std::vector<char> buffer(bytes[0]);
     if (session_->rank() == 0 && bytes[0] > 0) memcpy(buffer.data(), value.data_ptr(), bytes[0]);
     RETURN_IF_ERROR(exchange_.Share(absl::MakeSpan(buffer)));
+    // Taken off the wire all the same, so that the next broadcast matches.
     if (state == states.end()) continue;
     if (bytes[0] != static_cast<int64_t>(state->second.nbytes())) {
+      // Noted only: an early return would leave the other ranks in the next broadcast.
       fits = absl::InvalidArgumentError(absl::StrCat("state dict, '", name, "': rank 0's has ",
                                                      bytes[0], " bytes, this rank's ",
                                                      state->second.nbytes()));

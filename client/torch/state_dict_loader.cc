@@ -34,6 +34,7 @@ absl::Status StateDictLoader::Plan(const StateDict& dict) {
     const bool first = known.insert(key).second;
     const StateEntry* entry = dict.find(key);
     if (entry == nullptr) {
+      // A tied state is missing once.
       if (first) report_.missing.push_back(key);
       continue;
     }
@@ -64,6 +65,7 @@ absl::Status StateDictLoader::CheckKeys() const {
 }
 
 absl::Status StateDictLoader::Try(const StateDict& dict) {
+  // From nothing, each time: a try that was aborted left parts of all of these.
   report_ = LoadStateReport();
   keys_.clear();
   slices_.clear();
@@ -71,12 +73,14 @@ absl::Status StateDictLoader::Try(const StateDict& dict) {
   plain_.clear();
   for (const int unit : UnitsOfSites(sites_))
     keys_[unit].resize(session_->layout().units[unit].flat.parameters().size());
+  // Exceptions, too, become a status that all ranks agree on.
   RETURN_IF_ERROR(
       exchange_.AgreeOn(CatchTorch([&] { return reads_dict() ? Plan(dict) : absl::OkStatus(); })));
   RETURN_IF_ERROR(options_.from_rank0 ? SharePlan() : ComparePlans());
   for (const auto& [unit, keys] : keys_) {
     const bool any =
         std::any_of(keys.begin(), keys.end(), [](const std::string& key) { return !key.empty(); });
+    // A unit of which nothing is given is not written.
     if (any) RETURN_IF_ERROR(FillUnit(dict, unit));
   }
   if (options_.from_rank0) {
@@ -92,10 +96,12 @@ absl::StatusOr<LoadStateReport> StateDictLoader::Load(const StateDict& dict) {
   while (true) {
     const absl::Status status = Try(dict);
     if (status.ok()) break;
+    // After any error, as on all ranks: the next call begins in the next epoch.
     RETURN_IF_ERROR(session_->Recover());
     if (!absl::IsAborted(status)) return status;
     if (session_->num_writes() > writes) break;  // It was decided before the process died.
   }
+  // Only after the write was decided: before, an error must leave the module as it was.
   const torch::NoGradGuard no_grad;
   for (PlainValue& plain : plain_) plain.first.copy_(plain.second);
   return report_;

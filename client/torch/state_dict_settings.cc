@@ -46,6 +46,7 @@ bool StateDictSettings::optimizer_rank0_only() const {
 }
 
 bool operator==(const StateDictSettings& a, const StateDictSettings& b) {
+  // The optimizer's default depends on the type.
   const bool offloads = a.type != StateDictType::kLocal;
   return a.type == b.type && a.model_rank0_only() == b.model_rank0_only() &&
          a.model_offload_to_cpu() == b.model_offload_to_cpu() &&

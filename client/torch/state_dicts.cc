@@ -53,9 +53,11 @@ absl::StatusOr<std::vector<StateEntry>> StateDicts::ReadUnit(int unit,
   std::vector<torch::Tensor> wholes;  // Of LOCAL; else each is cut as it comes.
   std::vector<StateEntry> entries;
   RETURN_IF_ERROR(session.ReadParameters(unit, [&](int p, ConstValues values) {
+    // It still reads: reading is collective.
     if (!has_copy) return;
     const TensorSpec& spec = placed[p].spec;
     torch::Tensor whole = TensorOf(values, spec.shape);
+    // A flat part is cut from all parameters at once.
     if (local) return wholes.push_back(whole);
     whole = whole.to(ScalarTypeOf(spec.dtype));
     entries.push_back(PartOf(session, unit, whole, settings.type));
@@ -74,6 +76,7 @@ absl::StatusOr<StateDict> StateDicts::TryGet(const torch::nn::Module& module,
     ASSIGN_OR_RETURN(units[unit], ReadUnit(unit, settings));
   }
   StateDict dict;
+  // After the reads, which all ranks make.
   if (settings.model_rank0_only() && model_->session().rank() != 0) return dict;
   std::set<int> seen;
   for (const StateSite& site : sites) {
@@ -95,12 +98,14 @@ absl::StatusOr<StateDict> StateDicts::TryGet(const torch::nn::Module& module,
 absl::StatusOr<StateDict> StateDicts::Get(const torch::nn::Module& module) {
   RETURN_IF_ERROR(model_->CheckIdle("state dict"));
   ASSIGN_OR_RETURN(const StateDictSettings settings, types_.Get(module));
+  // Before the sites are listed: they refer to the buffers as they were declared.
   const ShardedModel::OriginalBuffers original(model_);
   ASSIGN_OR_RETURN(const std::vector<StateSite> sites, SitesOf(model_, module));
   if (settings.type == StateDictType::kLocal) RETURN_IF_ERROR(CheckLocal(module, sites));
   Session& session = model_->session();
   const auto get = [&] { return CatchTorch([&] { return TryGet(module, sites, settings); }); };
   absl::StatusOr<StateDict> dict = get();
+  // Only a read, so it is repeated as it is.
   while (absl::IsAborted(dict.status()) && !model_->in_step() && !session.within_step()) {
     RETURN_IF_ERROR(session.Recover());
     dict = get();
@@ -127,6 +132,7 @@ absl::StatusOr<LoadStateReport> StateDicts::Load(const torch::nn::Module& module
   if (settings.type == StateDictType::kLocal) RETURN_IF_ERROR(CheckLocal(module, sites));
   ASSIGN_OR_RETURN(const std::string prefix, PrefixOf(*model_, module));
   StateDictLoader loader(model_, std::move(sites), prefix, settings.type, options);
+  // What libtorch throws of the user's tensors becomes a status.
   return CatchTorch([&] { return loader.Load(dict); });
 }
 

@@ -36,6 +36,7 @@ absl::Status CheckStateEntry(const std::string& key, const StateEntry& entry,
   const auto error = [&key](const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat("state dict, '", key, "': ", what));
   };
+  // Meta tensors have a shape, but no elements to copy.
   if (!entry.tensor.defined() || entry.tensor.is_meta()) return error("it has no values");
   if (entry.kind != expected.kind) {
     return error(

@@ -24,6 +24,7 @@ absl::Span<char> BytesOf(const torch::Tensor& tensor) {
 }  // namespace
 
 absl::Status StateExchange::CheckAlike(absl::Span<const char> bytes, absl::string_view text) {
+  // FNV-1a: against mistakes, not against attackers.
   uint64_t digest = 0xcbf29ce484222325;
   for (const char byte : bytes) digest = (digest ^ static_cast<uint8_t>(byte)) * 0x100000001b3;
   std::vector<uint64_t> own = {digest}, all(session_->config().world_size);
@@ -42,6 +43,7 @@ absl::Status StateExchange::Share(std::vector<int64_t>* numbers) {
 absl::Status StateExchange::Share(std::vector<std::string>* strings) {
   std::vector<int64_t> count = {static_cast<int64_t>(strings->size())};
   RETURN_IF_ERROR(Share(&count));
+  // Numbers from another process are bounded before memory is made for them.
   if (count[0] < 0 || count[0] > kMostNames)
     return absl::InternalError(absl::StrCat("rank 0 announced ", count[0], " names"));
   std::vector<int64_t> sizes;
@@ -71,6 +73,7 @@ absl::StatusOr<torch::Tensor> StateExchange::Share(const torch::Tensor& own,
 absl::StatusOr<torch::Tensor> StateExchange::GatherRows(const torch::Tensor& own,
                                                         std::vector<int64_t> shape,
                                                         torch::ScalarType dtype, int64_t chunks) {
+  // Chunks may differ by a row, and an AllGather moves equal sizes.
   const int64_t rows = shape[0];
   shape[0] = RowsOf(rows, chunks, 0).size();  // No chunk has more.
   const torch::Tensor padded = torch::zeros(shape, dtype);
@@ -79,6 +82,7 @@ absl::StatusOr<torch::Tensor> StateExchange::GatherRows(const torch::Tensor& own
   const torch::Tensor all = torch::empty(shape, dtype);
   RETURN_IF_ERROR(setup_.AllGather(BytesOf(padded), BytesOf(all).data()));
   // Chunks are of one size but for the end, so they have the layout of the whole.
+  // Every group of ranks has all rows: those of the own group are taken.
   const int64_t group = session_->rank() / chunks;
   return all.narrow(0, group * chunks * padded.size(0), rows);
 }
@@ -91,6 +95,7 @@ absl::StatusOr<torch::Tensor> StateExchange::GatherParts(const torch::Tensor& ow
     most = std::max(most, part.size());
     numel = std::max(numel, part.end);
   }
+  // Padded for the AllGather, as above.
   const torch::Tensor padded = torch::zeros({most}, dtype);
   padded.narrow(0, 0, own.numel()).copy_(own.detach().reshape({-1}));
   const torch::Tensor all = torch::empty({most * session_->config().world_size}, dtype);

@@ -17,6 +17,7 @@ int64_t ElementsBefore(const Session& session, int unit) {
 
 ShardView ViewOf(const Session& session, int unit) {
   const UnitLayout& layout = session.layout().units[unit];
+  // Replicas hold the same shard.
   absl::StatusOr<ShardView> view = ShardView::Create(
       layout.flat, layout.shards, Rank(session.rank() % layout.shards.num_shards()));
   TESSERA_CHECK(view.ok());
@@ -26,6 +27,7 @@ ShardView ViewOf(const Session& session, int unit) {
 StateEntry PartOf(const Session& session, int unit, const torch::Tensor& whole,
                   StateDictType type) {
   const UnitLayout& layout = session.layout().units[unit];
+  // A scalar has no rows.
   if (type == StateDictType::kFull || ShardsNothing(layout) || whole.dim() == 0)
     return StateEntry::Whole(whole);
   const int64_t chunks = layout.shards.num_shards();
@@ -33,6 +35,7 @@ StateEntry PartOf(const Session& session, int unit, const torch::Tensor& whole,
 }
 
 StateEntry FlatPartOf(const Session& session, int unit, const std::vector<torch::Tensor>& wholes) {
+  // An empty part first: cat of nothing is an error.
   std::vector<torch::Tensor> parts = {torch::empty({0}, wholes[0].options())};
   const ShardView view = ViewOf(session, unit);
   for (const ParameterSlice& slice : view.slices()) {

@@ -23,6 +23,7 @@ std::unordered_map<std::string, Place> PlacesOf(const ModelLayout& layout) {
     const FlatLayout& flat = layout.units[unit].flat;
     for (size_t p = 0; p < flat.parameters().size(); ++p)
       places[flat.parameters()[p].spec.name] = {static_cast<int>(unit), static_cast<int>(p)};
+    // Tied names are one place.
     for (const Alias& alias : flat.aliases()) places[alias.name] = places[alias.primary];
   }
   return places;

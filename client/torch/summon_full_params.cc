@@ -24,10 +24,12 @@ absl::Status CheckShape(const torch::Tensor& tensor, const TensorSpec& spec, abs
 }
 
 absl::Status ValidateSummonOptions(const SummonOptions& options, const JobConfig& config) {
+  // Other ranks have no copy that they could write back.
   if (options.rank0_only && options.writeback)
     return absl::UnimplementedError("summon: writeback with rank0_only is not supported");
   if (options.offload_to_cpu && options.with_grads)
     return absl::UnimplementedError("summon: with_grads with offload_to_cpu is not supported");
+  // The parameters are whole already: offloading would copy them for nothing.
   if (options.offload_to_cpu && config.strategy == Strategy::kNoShard)
     return absl::UnimplementedError(
         "summon: offload_to_cpu is not supported where parameters are not sharded");
@@ -53,6 +55,7 @@ torch::Tensor TensorOf(ConstValues values, const std::vector<int64_t>& shape) {
 
 void CopyValues(const torch::Tensor& tensor, Values values) {
   if (values.empty()) return;
+  // CPU and contiguous, so that one memcpy is enough.
   const torch::Tensor source =
       tensor.detach().to(torch::kCPU, ScalarTypeOf(values.dtype())).contiguous();
   memcpy(values.data(), source.data_ptr(), values.size_bytes());
@@ -95,6 +98,7 @@ absl::Status FullParameters::Open() {
     RETURN_IF_ERROR(session_->ReadParameters(unit, read(&values)));
     if (options_.with_grads) RETURN_IF_ERROR(session_->ReadGradients(unit, read(&gradients)));
   }
+  // All reads first: an error until here has changed no tensor.
   const torch::Device device = options_.offload_to_cpu ? torch::kCPU : DeviceOf(*session_);
   for (auto& [parameter, copy] : values) parameter->set_data(copy.to(device));
   if (options_.with_grads) TakeOutGradients();
@@ -151,6 +155,7 @@ absl::Status FullParameters::WriteGradients(int unit) {
     if (gradient.defined()) {
       CopyValues(gradient, values);
     } else {
+      // An undefined gradient counts as none, but the slot may have old values.
       memset(values.data(), 0, values.size_bytes());
     }
     return gradient.defined();
@@ -166,6 +171,7 @@ void FullParameters::Close() {
       UseClusterMemory(*session_, unit, p, tensor, units_->in_full_precision[unit]);
     }
   }
+  // After the reset above, which must not drop them.
   for (auto& [parameter, gradient] : std::exchange(taken_out_, {}))
     parameter.mutable_grad() = gradient;
 }

@@ -20,6 +20,7 @@ torch::Device DeviceOf(const Session& session) {
 }
 
 void AwaitStreamOf(const torch::Device& device) {
+  // On the CPU operations are done when they return.
   if (device.is_cpu() || device.is_meta()) return;
   c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
 }

@@ -40,6 +40,7 @@ absl::Status AmsgradError() {
 
 template <typename State>
 absl::StatusOr<OptimParamState> FromAdam(const State& state) {
+  // A dictionary has no place for it, and without it training would not continue as it was.
   if (state.max_exp_avg_sq().defined()) return AmsgradError();
   OptimParamState from;
   from.step = state.step();
@@ -168,6 +169,7 @@ absl::StatusOr<States> StatesFrom(const OptimStateDict& dict, const std::vector<
     return absl::UnimplementedError("optimizer state: only of libtorch's Adam, AdamW and SGD");
   if (UsesAmsgrad(optimizer)) return AmsgradError();
   ASSIGN_OR_RETURN(const std::vector<torch::Tensor> parameters, ParametersOf(optimizer, names));
+  // A state that has no parameter would be lost silently.
   const std::set<std::string> known(names.begin(), names.end());
   for (const auto& item : dict.state) {
     if (known.count(item.key()) == 0) {
@@ -206,10 +208,12 @@ absl::StatusOr<OptimStateDict> ReadState(const Optimizer& optimizer,
 
 absl::Status SetState(const OptimStateDict& dict, const std::vector<std::string>& names,
                       Optimizer* optimizer) {
+  // All states are made before any is replaced: an error leaves the optimizer as it was.
   ASSIGN_OR_RETURN(States states, StatesFrom(dict, names, *optimizer));
   optimizer->state().clear();
   for (auto& [key, state] : states) optimizer->state()[key] = std::move(state);
   auto& groups = optimizer->param_groups();
+  // Only with as many groups: else the user's numbers stay.
   for (size_t g = 0; groups.size() == dict.groups.size() && g < groups.size(); ++g)
     SetNumbers(dict.groups[g].numbers, &groups[g].options());
   return absl::OkStatus();

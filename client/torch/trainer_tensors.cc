@@ -47,6 +47,7 @@ absl::StatusOr<std::map<std::string, torch::Tensor>> OwnTensors(ShardedModel* mo
 
 absl::StatusOr<std::vector<NamedTensor>> Get(ShardedModel* model, bool with_values) {
   RETURN_IF_ERROR(model->CheckIdle("a save or load"));
+  // Saves have the buffers as they were declared.
   const ShardedModel::OriginalBuffers original(model);
   ASSIGN_OR_RETURN(const auto tensors, OwnTensors(model));
   std::vector<NamedTensor> named;
@@ -56,6 +57,7 @@ absl::StatusOr<std::vector<NamedTensor>> Get(ShardedModel* model, bool with_valu
     ASSIGN_OR_RETURN(to.dtype, DTypeOf(name, tensor));
     to.shape.assign(tensor.sizes().begin(), tensor.sizes().end());
     if (!with_values) continue;
+    // What is only marked as conjugated or negated is computed: files have plain values.
     const torch::Tensor plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
     to.values.assign(static_cast<const char*>(plain.data_ptr()), plain.nbytes());
   }
@@ -73,6 +75,7 @@ absl::StatusOr<torch::ScalarType> ScalarTypeOf(const NamedTensor& tensor) {
 }
 
 absl::Status Take(ShardedModel* model, const std::vector<NamedTensor>& loaded) {
+  // Before any tensor is changed.
   for (const NamedTensor& from : loaded) RETURN_IF_ERROR(CheckBools(from));
   const ShardedModel::OriginalBuffers original(model);
   ASSIGN_OR_RETURN(const auto tensors, OwnTensors(model));
@@ -80,6 +83,7 @@ absl::Status Take(ShardedModel* model, const std::vector<NamedTensor>& loaded) {
     const auto found = tensors.find(from.name);
     ASSIGN_OR_RETURN(const torch::ScalarType type, ScalarTypeOf(from));
     torch::Tensor values = torch::empty(from.shape, type);
+    // The session asked for these shapes. What differs now was changed meanwhile.
     if (found == tensors.end() || values.nbytes() != from.values.size() ||
         values.sizes() != found->second.sizes()) {
       return absl::InternalError(absl::StrCat("'", from.name, "' was not asked for so"));
@@ -105,6 +109,7 @@ TrainerTensors TrainerTensorsOf(ShardedModel* model) {
 
 void SetTensor(torch::Tensor target, const torch::Tensor& values) {
   const torch::NoGradGuard no_grad;
+  // copy_ refuses an expanded target, so it gets memory of its own.
   if (at::has_internal_overlap(target) == at::MemOverlap::Yes)
     target.set_data(target.clone(torch::MemoryFormat::Contiguous));
   target.copy_(values);

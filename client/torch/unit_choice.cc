@@ -26,6 +26,7 @@ class Asking {
   // Returns what the subtree leaves to the unit above it. `asks`: the policy may choose in it.
   Left Decide(const torch::nn::Module& module, const std::string& name, bool asks = true) {
     TensorSet all;
+    // All of the subtree, for the question whether to descend.
     for (const torch::Tensor& tensor : module.parameters()) Add(tensor, &all);
     asks = asks && policy_.descend({name, module, Numel(all)});
     const bool kept = !all.empty() && KeepsFullPrecision(precision_, module, name);
@@ -41,10 +42,12 @@ class Asking {
       left.all.merge(below.all);
     }
     const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
+    // A group was chosen by name, whatever the policy says.
     if (choice_->Has(sharded)) return {};  // With others.
     if (sharded == nullptr || name.empty()) return left;
     const bool wraps = asks && policy_.wrap({name, module, Numel(left.counted)});
     if (!kept && !wraps) return left;
+    // Ignored parameters count here, unlike in sizes.
     if (left.all.empty()) return left;  // Nothing to shard.
     choice_->chosen.emplace(sharded, UnitChoice::kAlone);
     return {};
@@ -145,6 +148,7 @@ absl::StatusOr<UnitChoice> ChooseUnits(torch::nn::Module& root, const WrapPolicy
     choice.ignored.insert(tensor.unsafeGetTensorImpl());
   for (const auto& module : ignored.modules) IgnoreSubtree(*module, &choice.ignored);
   for (const auto& names : policy.groups) RETURN_IF_ERROR(AddGroup(root, names, &choice));
+  // Asked before the ignored ones are given back: they do not count for sizes.
   choice.root_is_unit = !Asking(policy, precision, &choice).Decide(root, "").counted.empty();
   for (const auto& module : ignored.modules) {
     if (choice.Has(dynamic_cast<const ShardedBase*>(module.get()))) {

@@ -20,6 +20,7 @@ bool IsDefaultStream(const torch::Device& device) {
 // What `gradients` do from now on comes after what the calling thread's stream was given so far.
 void FollowStreamOf(const torch::Device& device, DeviceGradients* gradients) {
   if (IsDefaultStream(device)) {
+    // On the GPU the stream waits, not the thread.
     gradients->AfterStream(LegacyDefaultStream());
   } else {  // Its handle is known to libtorch's own CUDA code only.
     AwaitStreamOf(device);
@@ -30,6 +31,7 @@ void FollowStreamOf(const torch::Device& device, DeviceGradients* gradients) {
 
 absl::Status UnitGradients::Add(int unit, int parameter, const torch::Tensor& gradient) {
   const DType dtype = session_->full_dtype(unit);
+  // Autograd may give half precision or another layout. Slots have the full dtype.
   torch::Tensor whole = gradient.detach().to(ScalarTypeOf(dtype));
   // Of an embedding, perhaps: rows that come twice are summed in full precision.
   if (whole.is_sparse()) whole = whole.to_dense();
@@ -54,9 +56,11 @@ absl::Status UnitGradients::Flush(int unit) {
   reading_.clear();
   FollowStreamOf(kept_[unit].front().second.device(), &gradients);
   for (const auto& [parameter, gradient] : kept_[unit]) {
+    // Enqueued only: the tensors must stay until the next Flush has finished it.
     RETURN_IF_ERROR(gradients.Add(unit, parameter, gradient.data_ptr(), gradient.numel(),
                                   session_->full_dtype(unit)));
   }
+  // Kept while the device reads them.
   reading_.swap(kept_[unit]);
   return absl::OkStatus();
 }

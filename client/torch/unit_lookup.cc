@@ -12,6 +12,7 @@ void AddUnitsBelow(const ModuleUnits& units, const torch::nn::Module& module, bo
                    std::vector<bool>* seen, std::vector<int>* found) {
   const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
   const auto unit = units.unit_of_module.find(sharded);
+  // A module that is registered twice is one unit.
   if (unit != units.unit_of_module.end() && !(*seen)[unit->second]) {
     (*seen)[unit->second] = true;
     found->push_back(unit->second);

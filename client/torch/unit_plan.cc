@@ -17,6 +17,7 @@ MemoryOptions OptionsOf(const JobConfig& config) {
   options.compute_dtype = config.compute_dtype;
   options.optimizer_states = 2;
   if (config.optimizer == OptimizerKind::kSgd) {
+    // Momentum of the first group stands for all: groups share arrays.
     options.optimizer_states = config.groups.front().momentum > 0 ? 1 : 0;
   }
   options.max_gathered_units = config.max_gathered_units;

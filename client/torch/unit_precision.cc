@@ -22,6 +22,7 @@ UnitPrecisions::~UnitPrecisions() { UseOriginalBuffers(true); }
 
 bool UnitPrecisions::InFullPrecisionEval(int unit) const {
   const auto& modules = units_->modules[unit];
+  // Of several modules in a unit one that trains is enough.
   return full_precision_in_eval_ &&
          std::none_of(modules.begin(), modules.end(), [](const ShardedBase* module) {
            return dynamic_cast<const torch::nn::Module&>(*module).is_training();
@@ -44,6 +45,7 @@ std::optional<torch::ScalarType> UnitPrecisions::InputDType(int unit) const {
 }
 
 void UnitPrecisions::PlaceParameters(int unit) {
+  // The address differs by precision, and stays the same within one.
   for (size_t p = 0; p < units_->parameters[unit].size(); ++p) {
     UseClusterMemory(*session_, unit, p, units_->parameters[unit][p],
                      units_->in_full_precision[unit]);
@@ -62,6 +64,7 @@ bool UnitPrecisions::UseOriginalBuffers(bool original) {
   if (buffers_original_ == original) return original;
   for (size_t b = 0; b < units_->buffers.size(); ++b) {
     CastBuffer& buffer = units_->buffers[b];
+    // set_data keeps the tensor's identity, by which modules and optimizers know it.
     buffer.tensor.set_data(
         buffer.tensor.detach().to(original ? original_buffers_[b] : buffer.dtype));
   }

@@ -43,7 +43,9 @@ class UnitWindows::BeforeNode : public FunctionPreHook {
   BeforeNode(UnitWindows* windows, std::shared_ptr<const UnitForward> forward)
       : windows_(windows), alive_(windows->alive_), forward_(std::move(forward)) {}
   variable_list operator()(const variable_list& gradients) override {
+    // The windows may have ended while the graph lived on.
     if (*alive_) windows_->BeginNode(forward_);
+    // Gradients pass unchanged: the hook only opens the window.
     return gradients;
   }
   // The forward that one of these windows' hooks on the node names; null: none.
@@ -83,6 +85,7 @@ class UnitWindows::BeforeAccumulation : public FunctionPreHook {
   BeforeAccumulation(UnitWindows* windows, ParameterIndex index)
       : windows_(windows), alive_(windows->alive_), index_(std::move(index)) {}
   variable_list operator()(const variable_list& gradients) override {
+    // An undefined gradient adds nothing, so that the kept one may stay.
     if (*alive_ && gradients[0].defined())
       windows_->BeforeParameterGradient(index_.first, index_.second);
     return gradients;
@@ -138,16 +141,20 @@ UnitWindows::UnitWindows(Session* session, ModuleUnits* units, const torch::nn::
     for (size_t m = 0; m < modules.size(); ++m) modules[m]->AttachUnit(this, unit, m);
   }
   if (!units_->root_is_unit) units_->root->AttachUnit(this, ShardedBase::kRootWithoutUnit, 0);
+  // The last: from here on other threads' backwards ask this object.
   ObserveBackwards(this);
 }
 
 UnitWindows::~UnitWindows() {
+  // Waits for those that are just being told. Only then may members go.
   StopObserving(this);
+  // Graphs that outlive this keep their hooks.
   *alive_ = false;
   for (const auto& modules : units_->modules) {
     for (ShardedBase* module : modules) module->DetachUnit();
   }
   units_->root->DetachUnit();
+  // Their memory is the session's, which may be unmapped next.
   for (auto& parameters : units_->parameters) {
     for (torch::Tensor& parameter : parameters)
       parameter.set_data(torch::empty({0}, parameter.options()));
@@ -155,6 +162,7 @@ UnitWindows::~UnitWindows() {
 }
 
 void UnitWindows::IndexParameters(int unit) {
+  // Backwards of other threads look parameters up meanwhile.
   absl::MutexLock lock(&nodes_mu_);
   for (size_t p = 0; p < units_->parameters[unit].size(); ++p)
     parameters_[units_->parameters[unit][p].unsafeGetTensorImpl()] = {unit, static_cast<int>(p)};
@@ -167,7 +175,9 @@ void UnitWindows::FollowUses(int unit) {
 void UnitWindows::PreForward(int unit) {
   absl::MutexLock lock(&mu_);
   if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));
+  // Within a backward it is a recomputation, perhaps on a thread of autograd's.
   if (!driver_.in_backward()) thread_ = ThisThread();
+  // Values that the user put in place of parameters count from a new forward on.
   if (driver_.BeginsModel(unit)) BeginModelForward();
   const bool is_unit = unit != ShardedBase::kRootWithoutUnit;
   auto forward =
@@ -183,12 +193,14 @@ void UnitWindows::BeginModelForward() {
 }
 
 void UnitWindows::EndModelForward() {
+  // No backward follows, on any rank.
   const bool evaluates = !root_->is_training() && !torch::GradMode::is_enabled();
   if (evaluates) ThrowIfError(session()->EndForward());
 }
 
 void UnitWindows::PostForward(int, int member) {
   absl::MutexLock lock(&mu_);
+  // Moved out, so that an error below leaves nothing behind.
   const std::shared_ptr<UnitForward> forward = std::move(forwards_.back());
   forwards_.pop_back();
   EndOwnNodes();
@@ -206,6 +218,7 @@ void UnitWindows::AbandonForward() {
 
 void UnitWindows::ZeroGradients(int unit) {
   absl::MutexLock lock(&mu_);
+  // Without a unit there are no gradients.
   if (unit == ShardedBase::kRootWithoutUnit) return;
   gradients_.Drop(unit);
   kept_gradients_.Drop(unit);
@@ -216,6 +229,7 @@ void UnitWindows::AddWork(Node* node, UnitDriver::BackwardWork* work) {
   if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(node)) {
     const auto found = parameters_.find(leaf->variable.unsafeGetTensorImpl());
     if (found == parameters_.end()) return;
+    // A leaf is shared by all graphs, so it gets its hooks once.
     if (!AfterAccumulation::IsOn(this, node)) {
       node->add_pre_hook(std::make_unique<BeforeAccumulation>(this, found->second));
       node->add_post_hook(std::make_unique<AfterAccumulation>(this, found->second));
@@ -223,11 +237,13 @@ void UnitWindows::AddWork(Node* node, UnitDriver::BackwardWork* work) {
     ++(*work)[found->second.first].gradients;
     return;
   }
+  // A node that was run before with retain_graph has its hooks already (docs/adr/0060).
   const UnitForward* hooked = BeforeNode::Of(this, node);
   if (hooked == nullptr) {
     auto forward = owners_.Find(node->thread_id(), node->sequence_nr());
     if (forward == nullptr || forward->unit == UnitDriver::kNoUnit) return;
     hooked = forward.get();
+    // The post hook first: `forward` is moved by the next line.
     node->add_post_hook(std::make_unique<AfterNode>(this, forward));
     node->add_pre_hook(std::make_unique<BeforeNode>(this, std::move(forward)));
   }
@@ -237,6 +253,7 @@ void UnitWindows::AddWork(Node* node, UnitDriver::BackwardWork* work) {
 bool UnitWindows::BeginBackward(const std::vector<Node*>& nodes) {
   UnitDriver::BackwardWork work;
   NodeOwners::Depths depths;
+  // Its own lock: other models' backwards come here too, and mu_ may be held for long.
   {
     absl::MutexLock lock(&nodes_mu_);
     for (Node* node : nodes) AddWork(node, &work);
@@ -260,6 +277,7 @@ bool UnitWindows::BeginBackward(const std::vector<Node*>& nodes) {
 void UnitWindows::EndBackward(bool failed) {
   absl::MutexLock lock(&mu_);
   if (failed) {
+    // Scopes that hooks opened and did not close, since nodes threw.
     absl::MutexLock nodes_lock(&nodes_mu_);
     owners_.EndDownTo(depths_.back(), ThisThread(), NextNode());
   }
@@ -302,6 +320,7 @@ void UnitWindows::OnParameterGradient(int unit, int parameter) {
 }
 
 absl::Status UnitWindows::TakeGradient(int unit, int parameter) {
+  // Taken out, so that autograd does not add the next gradient to this one.
   torch::Tensor& left = units_->parameters[unit][parameter].mutable_grad();
   // A checkpointed segment may not use it.
   if (!left.defined() || IsKeptGradient(left)) return absl::OkStatus();
@@ -314,8 +333,10 @@ absl::Status UnitWindows::TakeGradient(int unit, int parameter) {
                      "cannot keep that: "
                      "take it by torch::autograd::grad"));
   }
+  // Reduces the unit that holds the slot, if another one does.
   RETURN_IF_ERROR(driver_.MakeRoom(unit));
   RETURN_IF_ERROR(gradients_.Add(unit, parameter, gradient));
+  // From here on grad() refuses to be read (docs/adr/0061).
   kept_gradients_.Put(unit, parameter);
   return absl::OkStatus();
 }
@@ -323,6 +344,7 @@ absl::Status UnitWindows::TakeGradient(int unit, int parameter) {
 absl::Status UnitWindows::TakeReplaced() {
   std::vector<int> changed;
   RETURN_IF_ERROR(TakeReplacedParameters(session(), units_, &changed));
+  // A replaced parameter is another tensor, with another accumulator.
   for (const int unit : changed) IndexParameters(unit);
   return absl::OkStatus();
 }
@@ -332,6 +354,7 @@ void UnitWindows::BeginStep() {
   driver_.ForgetGroups();
   {
     absl::MutexLock nodes_lock(&nodes_mu_);
+    // A step ends all graphs, so nodes of before have no owner any more.
     owners_.Forget();
   }
   // Autograd then refuses graphs that were made before the step: they would read the new values.

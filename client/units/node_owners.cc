@@ -8,7 +8,9 @@ namespace tessera {
 // From this number on nodes are of the innermost forward that is under way.
 void NodeOwners::Thread::Add(uint64_t from) {
   std::shared_ptr<const UnitForward> forward = under_way.empty() ? nullptr : under_way.back();
+  // Old nodes are not asked for any more: their graphs are gone.
   if (marks.size() >= kMaxMarks) marks.erase(marks.begin(), marks.begin() + kMaxMarks / 2);
+  // Two changes at one number: the later one holds.
   if (!marks.empty() && marks.back().from == from) {
     marks.back().forward = std::move(forward);
   } else {

@@ -16,12 +16,14 @@ PrefetchPlan::PrefetchPlan(BackwardPrefetch backward, bool forward, int num_unit
 void PrefetchPlan::BeginForward() {
   if (!recorded_) began_.clear();  // An exception may have ended the last one.
   forward_begun_.assign(forward_begun_.size(), false);
+  // Shared: forwards that still have a backward keep their own order.
   ended_ = std::make_shared<std::vector<int>>();
 }
 
 std::vector<int> PrefetchPlan::PreForward(int unit) {
   const bool first = !forward_begun_[unit];
   forward_begun_[unit] = true;
+  // In the order of the first forward, which later ones are assumed to repeat.
   if (!recorded_ && first) began_.push_back(unit);
   if (!forward_lists_[unit].empty()) return forward_lists_[unit];
   if (!forward_ || !recorded_) return {};
@@ -37,6 +39,7 @@ void PrefetchPlan::PostForward(int unit) { ended_->push_back(unit); }
 void PrefetchPlan::EndForward() { recorded_ = true; }
 
 PrefetchPlan::Use PrefetchPlan::LastUse(int unit) const {
+  // From the end: of several uses the last is the first in backward.
   for (size_t at = ended_->size(); at > 0; --at) {
     if ((*ended_)[at - 1] == unit) return {ended_, at - 1};
   }

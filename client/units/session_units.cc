@@ -6,6 +6,7 @@
 namespace tessera {
 
 absl::Status SessionUnits::Open(int unit, Precision precision) {
+  // The same memory cannot show two precisions.
   if (session_->precision(unit) != precision) RETURN_IF_ERROR(Close(unit));
   // A unit that was asked for, as the last time, and not used this time is in nobody's way.
   const int other = DeviceGradients(session_).OtherInSlot(unit);
@@ -16,6 +17,7 @@ absl::Status SessionUnits::Open(int unit, Precision precision) {
 }
 
 absl::Status SessionUnits::AskFor(int unit, bool for_forward) {
+  // Asking ahead is never an error. The unit is opened when it is used.
   if (!session_->closed(unit) || DeviceGradients(session_).OtherInSlot(unit) >= 0)
     return absl::OkStatus();
   return session_->UnshardAsync(unit,

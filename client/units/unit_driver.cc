@@ -16,6 +16,7 @@ UnitDriver::UnitDriver(Options options, WindowRules rules, PrefetchPlan prefetch
 
 absl::Status UnitDriver::Take(int unit, WindowEvent event, Precision precision) {
   const WindowTransition to = Transition(units_[unit].state, event);
+  // The state changes only once it is open.
   if (to.action == WindowAction::kOpen) RETURN_IF_ERROR(host_->Open(unit, precision));
   units_[unit].state = to.next;
   if (to.action == WindowAction::kMayCloseAfterForward && rules_.ReshardsAfterForward(unit) &&
@@ -42,6 +43,7 @@ absl::StatusOr<std::shared_ptr<UnitForward>> UnitDriver::BeginForward(int unit,
   forward->precision = precision;
   forward->in_backward = in_backward();
   if (BeginsModel(unit)) {
+    // An exception may have ended the last forward in the middle.
     prefetch_.BeginForward();
     ForgetGroups();
   }
@@ -72,6 +74,7 @@ absl::StatusOr<bool> UnitDriver::EndForward(UnitForward* forward, int module) {
     if (unit != kNoUnit && units_[unit].group.End(module)) prefetch_.PostForward(unit);
   }
   if (unit != kNoUnit && --units_[unit].forwards == 0)
+    // A unit may be in several forwards at once, as in recursion.
     RETURN_IF_ERROR(Take(unit, WindowEvent::kForwardEnds));
   if (forward->in_backward || unit != options_.root) return false;
   prefetch_.EndForward();
@@ -83,6 +86,7 @@ void UnitDriver::AbandonForward(const UnitForward& forward) {
   if (forward.unit == kNoUnit) return;
   touched_.insert(forward.unit);
   Unit& unit = units_[forward.unit];
+  // Without closing: an exception is under way, and the backward's end or the step closes it.
   if (--unit.forwards == 0) unit.state = Transition(unit.state, WindowEvent::kForwardEnds).next;
 }
 
@@ -103,6 +107,7 @@ absl::Status UnitDriver::BeginNode(const UnitForward& forward) {
 absl::Status UnitDriver::EndNode(const UnitForward& forward) {
   Unit& unit = units_[forward.unit];
   int& left = backwards_.back()[forward.unit].nodes;
+  // Counts are of what was announced. Other nodes must not make them negative.
   if (left == 0) return absl::OkStatus();  // It was not announced; the backward's end closes.
   --left;
   --unit.nodes;
@@ -121,8 +126,10 @@ absl::Status UnitDriver::MakeRoom(int unit) {
   return holder < 0 ? absl::OkStatus() : ReduceIfSynced(holder);
 }
 
+// Without synchronisation gradients only accumulate.
 absl::Status UnitDriver::ReduceIfSynced(int unit) {
   if (!rules_.Syncs(unit)) return absl::OkStatus();
+  // A unit whose gradient is begun may have the slot.
   RETURN_IF_ERROR(MakeRoom(unit));
   return host_->Reduce(unit);
 }
@@ -138,6 +145,7 @@ absl::Status UnitDriver::OnGradient(int unit) {
 
 absl::Status UnitDriver::EndBackward(bool failed) {
   for (const auto& [unit, left] : backwards_.back()) {
+    // What did not run of this backward is taken back.
     units_[unit].nodes -= left.nodes;
     units_[unit].gradients -= left.gradients;
   }
@@ -152,6 +160,7 @@ absl::Status UnitDriver::EndBackward(bool failed) {
   }
   if (!in_forward()) ForgetGroups();
   const std::set<int> touched = std::exchange(touched_, {});
+  // In reverse, as a backward goes: all ranks reduce in the same order.
   for (int unit = static_cast<int>(units_.size()) - 1; unit >= 0; --unit) {
     RETURN_IF_ERROR(ReduceIfSynced(unit));  // Also what earlier backwards accumulated.
     if (touched.count(unit) > 0) RETURN_IF_ERROR(Take(unit, WindowEvent::kBackwardEnds));

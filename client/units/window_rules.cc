@@ -15,6 +15,7 @@ WindowRules::WindowRules(const std::vector<UnitLayout>& units, int root)
 }
 
 void WindowRules::SetReshardAfterForward(int unit, bool reshard) {
+  // A unit that never reshards has no choice.
   if (!tessera::ReshardsAfterBackward(strategies_[unit])) return;
   reshard_forward_[unit] = reshard;
   if (unit == root_) root_was_told_ = true;

@@ -9,6 +9,8 @@ absl::Status ClusterName::Join(const std::string& name, bool holds_jobs) {
   absl::MutexLock lock(&mu_);
   if (name == name_ && !name.empty()) return absl::OkStatus();
   if (name.empty()) return absl::FailedPreconditionError("the coordinator names no cluster");
+  // Its jobs' epochs are counted by their cluster's journal. Another one would count from the
+  // beginning.
   if (!name_.empty() && holds_jobs) {
     return absl::FailedPreconditionError(absl::StrCat(
         "it belongs to cluster ", name, ", and this worker holds jobs of cluster ", name_,

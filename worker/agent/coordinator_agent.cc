@@ -18,6 +18,7 @@
 namespace tessera {
 namespace {
 
+// A coordinator that accepts connections and does not answer costs one round only so long.
 constexpr absl::Duration kRegisterDeadline = absl::Seconds(5);
 // From so many on nobody takes them: of the step reports of a rank the newest is kept then.
 constexpr size_t kMaxWaitingEvents = 1024;
@@ -42,6 +43,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(
 }
 
 // Whether `newer` says all that `older` says.
+// A step report says how far a rank is, so the newest one is enough.
 bool Covers(const v1::WorkerEvent& newer, const v1::WorkerEvent& older) {
   return newer.has_step() && older.has_step() && newer.step().job_id() == older.step().job_id() &&
          newer.step().rank() == older.step().rank() && newer.step().epoch() == older.step().epoch();
@@ -76,6 +78,7 @@ void CoordinatorAgent::Stop() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
+    // A call that is under way ends at once. The thread is joined below.
     if (connection_ != nullptr) {
       connection_->register_context.TryCancel();
       connection_->context.TryCancel();
@@ -96,10 +99,12 @@ absl::Time CoordinatorAgent::last_round() const {
 
 void CoordinatorAgent::Send(const v1::WorkerEvent& event) {
   absl::MutexLock lock(&mu_);
+  // Nothing is kept for later: on_connected tells what still counts once there is a connection.
   if (!connected_) return;
   outbox_.push_back(event);
   if (outbox_.size() < kMaxWaitingEvents || !event.has_step()) return;
   const auto covered = [&](const v1::WorkerEvent& older) { return Covers(event, older); };
+  // All but the last, which is the new one.
   outbox_.erase(std::remove_if(outbox_.begin(), outbox_.end() - 1, covered), outbox_.end() - 1);
 }
 
@@ -115,6 +120,7 @@ void CoordinatorAgent::Run() {
     if (status != last)
       TESSERA_LOG(WARNING, "coordinator {}: {}", options_.coordinator.address, status.ToString());
     last = status;
+    // A connection that lasted is no failure: the next try comes soon again.
     if (SteadyNow() - began > absl::Seconds(5)) attempt = 0;
     AwaitWithTimeout(&mu_, absl::Condition(&stopping_),
                      RetryDelay(RetryOptions(), attempt, uniform(random)));
@@ -129,11 +135,13 @@ absl::Status CoordinatorAgent::RunOnce() {
     absl::MutexLock lock(&mu_);
     if (stopping_) return absl::OkStatus();
     last_round_ = SteadyNow();
+    // On this frame: it is taken back before the frame ends.
     connection_ = &connection;  // From here on Stop() ends its calls.
   }
   const absl::StatusOr<absl::Duration> heartbeat_interval = Register(&connection);
   absl::Status status = heartbeat_interval.status();
   if (status.ok()) status = Stream(&connection, *heartbeat_interval);
+  // Stop holds the lock while it uses the connection, so it never sees one that is gone.
   absl::MutexLock lock(&mu_);
   connection_ = nullptr;
   return status.ok() ? absl::UnavailableError("the stream ended") : status;
@@ -152,6 +160,7 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   request.set_max_ranks_of_job(options_.max_ranks_of_job);
   request.set_memory_bytes(options_.memory_bytes);
   request.set_device(options_.device);
+  // Without jobs the worker may join any cluster, so it names none.
   if (options_.holds_jobs()) {
     request.set_cluster_id(cluster_.name());
     request.set_heard_start(heard_.start);
@@ -162,12 +171,15 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   context.set_deadline(GrpcDeadline(SteadyNow() + kRegisterDeadline));
   RETURN_IF_ERROR(FromGrpcStatus(connection->stub->RegisterWorker(&context, request, &response)));
   const std::string before = cluster_.name();
+  // Before anything of the response is kept: another cluster's numbers mean nothing here.
   RETURN_IF_ERROR(cluster_.Join(response.cluster_id(), options_.holds_jobs()));
   const bool is_new = incarnation_.exchange(response.incarnation()) != response.incarnation();
   const bool is_restarted = response.start() != 0 && heard_.start != response.start();
   if (response.start() != 0) heard_ = {response.start(), response.changes()};
+  // The vault learns of each change, so that the next daemon goes on with the same identity.
   if (options_.on_registered != nullptr && (is_new || is_restarted || cluster_.name() != before))
     options_.on_registered(cluster_.name(), incarnation(), heard_);
+  // At least 10 ms, whatever the coordinator says.
   return absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms()));
 }
 
@@ -175,6 +187,7 @@ absl::Status CoordinatorAgent::Stream(Connection* connection, absl::Duration hea
   connection->stream = connection->stub->Connect(&connection->context);
   {
     absl::MutexLock lock(&mu_);
+    // Before on_connected is asked: an event in between is sent twice, never lost.
     connected_ = true;
     reading_ended_ = false;
     outbox_.clear();
@@ -186,16 +199,20 @@ absl::Status CoordinatorAgent::Stream(Connection* connection, absl::Duration hea
   v1::CoordinatorCommand command;
   absl::Status foreign;
   while (foreign.ok() && connection->stream->Read(&command)) {
+    // Each command is checked, since a coordinator may be replaced behind its address.
     foreign = CheckSender(command);
     if (!foreign.ok()) continue;
+    // The position in the journal, as the next registration tells it (docs/adr/0069).
     heard_.changes = std::max(heard_.changes, command.changes());
     options_.on_command(command);
   }
   {
     absl::MutexLock lock(&mu_);
     connected_ = false;
+    // Wakes the writer, which waits for events.
     reading_ended_ = true;
   }
+  // A write that waits for a frozen coordinator ends too.
   connection->context.TryCancel();
   if (writer.ok()) writer->join();
   const absl::Status status = FromGrpcStatus(connection->stream->Finish());
@@ -216,9 +233,11 @@ void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbea
     event.set_worker_id(options_.worker_id);
     event.set_incarnation(incarnation());
     event.set_cluster_id(cluster_.name());
+    // The key proves the worker's name. It goes once for each stream.
     if (std::exchange(is_first, false)) event.set_key(options_.key);
     return connection->stream->Write(event);
   };
+  // All that was not acknowledged, before anything new.
   for (const v1::WorkerEvent& event : options_.on_connected()) {
     if (!write(event)) return;
   }
@@ -234,6 +253,7 @@ void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbea
                         std::min(next_heartbeat, SteadyNow() + kLongestRound));
       last_round_ = SteadyNow();
       if (reading_ended_) return;
+      // Written without the lock: a slow coordinator must not hold up those who send.
       events.swap(outbox_);
     }
     for (v1::WorkerEvent& event : events) {

@@ -18,6 +18,7 @@ LiveSource::LiveSource(std::shared_ptr<StateSnapshot> snapshot)
 void LiveSource::AwaitLull(absl::Duration lull, absl::FunctionRef<bool()> hurry) {
   absl::MutexLock lock(&mu_);
   const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return end_.has_value(); };
+  // Looked at often: training may wait from the moment that `hurry` holds.
   while (SteadyNow() - taken_at_ < lull && !hurry())
     if (AwaitWithTimeout(&mu_, absl::Condition(&ended), kHurryPoll)) return;
 }
@@ -41,12 +42,14 @@ absl::Status LiveSource::AwaitEnd(absl::Duration client_timeout,
 void LiveSource::Close() {
   absl::MutexLock lock(&mu_);
   closed_ = true;
+  // Called under the lock: Leave clears it, so the call's context still exists.
   if (cancel_ != nullptr) cancel_();
   cancel_ = nullptr;
 }
 
 bool LiveSource::Enter(std::function<void()> cancel) {
   absl::MutexLock lock(&mu_);
+  // One client, once. A second one with the same session gets nothing.
   if (entered_ || closed_) return false;
   entered_ = true;
   taken_at_ = SteadyNow();
@@ -55,6 +58,7 @@ bool LiveSource::Enter(std::function<void()> cancel) {
 }
 
 absl::StatusOr<std::optional<StateSnapshot::Piece>> LiveSource::Next(StateSnapshot::Room room) {
+  // Without the lock, since it may wait for the copier.
   auto piece = snapshot_->Next(room);
   absl::MutexLock lock(&mu_);
   if (closed_) return absl::CancelledError("the reading was ended");
@@ -64,6 +68,7 @@ absl::StatusOr<std::optional<StateSnapshot::Piece>> LiveSource::Next(StateSnapsh
 
 void LiveSource::Leave(const absl::Status& status) {
   absl::MutexLock lock(&mu_);
+  // The context dies with the call.
   cancel_ = nullptr;
   end_ = status;
 }

@@ -34,6 +34,7 @@ class MapRelay::Session {
 
   void Run() {
     const absl::Status status = Serve();
+    // That it was cancelled is the ordinary end.
     if (!status.ok() && !absl::IsCancelled(status)) {
       TESSERA_LOG(INFO, "job {}: maps of its state: {}", command_.job_id(), status.ToString());
     }
@@ -62,6 +63,7 @@ class MapRelay::Session {
     request.moments = offer.moments();
     request.buffers.assign(offer.buffers().begin(), offer.buffers().end());
     MapGrants* const grants = relay_->options_.grants;
+    // Before the client hears of it, which comes to the descriptor socket at once.
     const absl::Status added =
         grants->Add(command_.session(), command_.job_id(), command_.creation(), request);
     if (added.ok()) {
@@ -71,6 +73,7 @@ class MapRelay::Session {
       event.mutable_failure()->set_message(PrintableUtf8(added.message()));
     }
     if (stream->Write(event) && added.ok()) {
+      // Nothing more is said. The end of the stream is the end of the grant.
       while (stream->Read(&offer)) continue;
     }
     if (added.ok()) grants->Remove(command_.session());

@@ -61,6 +61,7 @@ class PutRelay::Session {
       v1::PutEvent event;
       event.mutable_failure()->set_code(status.raw_code());
       event.mutable_failure()->set_message(PrintableUtf8(status.message()));
+      // If it cannot be written either, the stream's end says why.
       stream->Write(event);
     }
     stream->WritesDone();
@@ -105,6 +106,7 @@ class PutRelay::Session {
           stream->Write(event);
           return absl::OkStatus();
         case v1::PutCommand::COMMAND_NOT_SET:
+          // A newer coordinator: what it means is unknown, so nothing is guessed.
           return absl::InvalidArgumentError("a command that this worker does not know");
       }
       if (!stream->Write(event)) return absl::OkStatus();
@@ -116,6 +118,7 @@ class PutRelay::Session {
     ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job,
                      options_->find(command_.job_id(), command_.creation()));
     ASSIGN_OR_RETURN(stage_, PutStage::Create(job->regions(), request, options_->spool_folder));
+    // Weak: a session that waits must not keep a dropped job's memory.
     job_ = job;
     return absl::OkStatus();
   }
@@ -130,6 +133,7 @@ class PutRelay::Session {
   absl::Status Offer(Stream* stream) {
     const uint64_t put = staged_->put;
     {
+      // Released before the wait below: a job that is dropped meanwhile can end.
       const std::shared_ptr<HostedJob> job = job_.lock();
       if (job == nullptr) return Dropped();
       job->OfferPut(std::move(staged_));
@@ -140,6 +144,7 @@ class PutRelay::Session {
       return Follow(stream, put);
     }
     const std::shared_ptr<HostedJob> job = job_.lock();
+    // Nobody would read the coordinator's withdrawal.
     if (job != nullptr) job->WithdrawPut(put);
     return reader.status();
   }
@@ -150,6 +155,7 @@ class PutRelay::Session {
     bool more = true;
     while (more) {
       more = stream->Read(&command);
+      // The end of the stream withdraws it as well: nobody would learn what came of it.
       absl::MutexLock lock(&mu_);
       wanted_ = false;
       ended_ = !more;
@@ -169,6 +175,7 @@ class PutRelay::Session {
       {
         const std::shared_ptr<HostedJob> job = job_.lock();
         if (job == nullptr) return Dropped();
+        // A withdrawal may come too late. Then the put is decided, and is reported as applied.
         if (!withdrawn && !IsWanted()) {
           job->WithdrawPut(put);
           withdrawn = true;
@@ -181,6 +188,7 @@ class PutRelay::Session {
         event.mutable_applied()->set_step(progress.decided->step);
         event.mutable_applied()->set_trained_step(progress.decided->trained_step);
       } else if (progress.is_over && !progress.decided.has_value()) {
+        // Over and not decided, looked at in this order by ProgressOf: no rank can apply it now.
         if (!progress.failure.empty()) return absl::DataLossError(progress.failure);
         event.mutable_withdrawn();
       }

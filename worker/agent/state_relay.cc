@@ -89,6 +89,7 @@ class StateRelay::Session {
 
   void Run() {
     const absl::Status status = Serve();
+    // The hold ends before the session counts as done.
     source_.reset();
     snapshot_.reset();
     if (!status.ok()) {
@@ -109,6 +110,7 @@ class StateRelay::Session {
     if (status.ok()) {
       stream->WritesDone();
     } else {
+      // The reader ends with the call.
       call_.Cancel();
     }
     if (reader.ok()) reader->join();
@@ -123,6 +125,7 @@ class StateRelay::Session {
       absl::MutexLock lock(&mu_);
       commands_.push_back(std::move(command));
     }
+    // Cancelled before `ended_`: waits in the snapshot look at the first one only.
     cancelled_.store(true);
     absl::MutexLock lock(&mu_);
     ended_ = true;
@@ -151,6 +154,7 @@ class StateRelay::Session {
       v1::LiveEvent event;
       const absl::Status status =
           command->has_copy() ? Copy(command->copy(), &event) : Hold(command->hold(), &event);
+      // Told to the coordinator, which tries again. The stream ends well.
       if (!status.ok()) SetFailure(status, &event);
       if (!stream->Write(event) || !status.ok()) return absl::OkStatus();
       if (command->has_copy()) return SendPieces(stream);
@@ -168,6 +172,7 @@ class StateRelay::Session {
   }
 
   absl::StatusOr<StateSnapshot::Progress> Begin(int64_t step) {
+    // The order of commands is the peer's word.
     if (snapshot_ == nullptr) return absl::InvalidArgumentError("a copy before a hold");
     return snapshot_->Begin(step, kStepPatience, [this] { return cancelled_.load(); });
   }
@@ -201,6 +206,7 @@ class StateRelay::Session {
     absl::Status status = BeginFetch(serve, stream);
     if (source_ != nullptr) {
       if (status.ok()) status = CopyAndAwaitFetch(serve, stream);
+      // Removed before it is closed: no new client finds it, and the one that has it is cancelled.
       options_->sources->Remove(command_.session());
       source_->Close();
     }
@@ -214,6 +220,7 @@ class StateRelay::Session {
   absl::Status BeginFetch(const v1::LiveServe& serve, Stream* stream) {
     ASSIGN_OR_RETURN(const StateSnapshot::Progress progress, Begin(serve.step()));
     source_ = std::make_shared<LiveSource>(snapshot_);
+    // Before its addresses are told: the client may come at once.
     options_->sources->Add(command_.session(), source_);
     v1::LiveEvent event;
     SetProgress(progress, event.mutable_serving());
@@ -225,9 +232,11 @@ class StateRelay::Session {
   absl::Status CopyAndAwaitFetch(const v1::LiveServe& serve, Stream* stream) {
     // A client that keeps taking pieces needs no copy, unless training will not wait for it.
     source_->AwaitLull(kLull, [this] { return cancelled_.load() || snapshot_->IsTrainingOn(); });
+    // It competes with training for the cores.
     YieldToOthers();  // Of this thread, which ends with the session.
     RETURN_IF_ERROR(snapshot_->Copy([this] { return cancelled_.load(); }));
     v1::LiveEvent event;
+    // The coordinator learns that training is not held up any more.
     event.mutable_released();
     RETURN_IF_ERROR(Tell(event, stream));
     return source_->AwaitEnd(absl::Milliseconds(serve.client_timeout_ms()),
@@ -259,6 +268,7 @@ class StateRelay::Session {
     *event->mutable_copied() = state->Progress();
     if (!stream->Write(*event)) return absl::OkStatus();
     for (const v1::LiveRange& range : read.ranges()) {
+      // The numbers come from the wire. Read refuses ranges that do not exist.
       for (int64_t done = 0; done < range.numel();) {
         ASSIGN_OR_RETURN(const int64_t elements, state->Read(range, done, event->mutable_piece()));
         if (!stream->Write(*event)) return absl::OkStatus();

@@ -17,6 +17,7 @@ absl::Status CheckExtent(int64_t count, int64_t element_bytes, int64_t ranks) {
   return absl::OkStatus();
 }
 
+// A rank with nothing to move may pass null.
 absl::Status CheckPointer(const void* pointer, int64_t count, const char* name) {
   if (pointer != nullptr || count == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " is null"));
@@ -91,6 +92,8 @@ absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_ran
                                                    slices_by_rank.size(), " slices for ", size,
                                                    " ranks"));
   }
+  // Checked once for all communicators: ends are multiplied by the element size in each of them,
+  // and must not overflow there.
   for (const ElementRange& slice : slices_by_rank) {
     if (slice.begin < 0 || slice.end < slice.begin) {
       return absl::InvalidArgumentError(
@@ -98,6 +101,7 @@ absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_ran
     }
     RETURN_IF_ERROR(CheckExtent(slice.end, SizeBytes(dtype), 1));
   }
+  // Sorted and disjoint: packed sums hold each element once.
   int64_t end = 0;
   for (const ElementRange& part : parts) {
     if (part.begin < end || part.end < part.begin) {

@@ -5,6 +5,7 @@
 namespace tessera {
 namespace {
 
+// Small operations go through host memory, mapped buffers over the device's own library.
 class ControlAndDirect : public Communicator {
  public:
   ControlAndDirect(std::unique_ptr<Communicator> control, std::unique_ptr<Communicator> direct)
@@ -52,6 +53,8 @@ class ControlAndDirect : public Communicator {
 }  // namespace
 
 absl::optional<std::pair<int, int>> RanksOfOneDevice(absl::Span<const DirectPlace> places) {
+  // An unknown place is not compared: then the library was told to share GPUs, or says itself what
+  // is wrong. Older versions compare slots, which the parts of one GPU have in common.
   const auto are_one = [](const DirectPlace& a, const DirectPlace& b) {
     if (a.device == DeviceUuid{} || b.device == DeviceUuid{}) return false;
     return (a.device == b.device && a.apart == b.apart) || (a.slot != 0 && a.slot == b.slot);

@@ -20,6 +20,7 @@ absl::StatusOr<MappedParameters> MappedParameters::Map(
   std::vector<std::byte*> addresses;
   for (size_t unit = 0; unit < plan.units().size(); ++unit) {
     Buffer& slot = mapped.slots.emplace_back();
+    // Without a slot the unit's parameters lie in the region.
     if (plan.slot(unit) >= 0) {
       ASSIGN_OR_RETURN(slot, map(slots[plan.slot(unit)], plan.slot_bytes(),
                                  absl::StrCat("slot ", plan.slot(unit), " of parameters")));

@@ -34,6 +34,7 @@ void BufferSlots::Publish(int64_t step) {
 void BufferSlots::PublishOne(int64_t step, int buffer) {
   const BufferBank& to = slots_[step % 2];
   const uint64_t has = to.sequence(buffer).load(std::memory_order_relaxed);
+  // A load set this version. Its bytes replace what the trainer has, too.
   if ((has & kLoaded) != 0) {
     // The trainer waits for the load, and what it said before is void.
     staging_.Give(buffer, to.values(buffer));
@@ -41,11 +42,15 @@ void BufferSlots::PublishOne(int64_t step, int buffer) {
                               std::memory_order_release);
     return;
   }
+  // Acquire: the bytes in staging are at least those of this word. Copy checks them again.
   const uint64_t staged = staging_.sequence(buffer).load(std::memory_order_acquire);
+  // A predecessor that died had copied these bytes already.
   if (IsWhole(staged) && AreEqual(staged, has))
     return to.sequence(buffer).store(staged, std::memory_order_relaxed);
   const BufferBank& before = slots_[(step + 1) % 2];
+  // Before step 0 there is no version to fall back to.
   const uint64_t had = step == 0 ? 0 : before.sequence(buffer).load(std::memory_order_relaxed);
+  // Copy fails if the trainer writes meanwhile. Then the version before is carried over.
   if (IsWhole(staged) && !AreEqual(staged, had) && Copy(buffer, staging_, to, staged)) return;
   if (step > 0 && AreEqual(to.sequence(buffer).load(std::memory_order_relaxed), had)) {
     to.sequence(buffer).store(had, std::memory_order_relaxed);
@@ -60,7 +65,9 @@ void BufferSlots::PublishOne(int64_t step, int buffer) {
 
 bool BufferSlots::Copy(int buffer, const BufferBank& from, const BufferBank& to,
                        uint64_t sequence) {
+  // Torn until the last byte is there: a successor of a killed executor does not take it for whole.
   to.sequence(buffer).store(kTorn, std::memory_order_relaxed);
+  // Keeps the stores of the values after that of the word.
   std::atomic_thread_fence(std::memory_order_release);
   const int64_t half = to.size_bytes(buffer) / 2;
   if (half > 0) memcpy(to.values(buffer), from.values(buffer), half);
@@ -71,6 +78,7 @@ bool BufferSlots::Copy(int buffer, const BufferBank& from, const BufferBank& to,
   ++num_copied_;
   std::atomic_thread_fence(std::memory_order_acquire);  // The look comes after what was read.
   if (from.sequence(buffer).load(std::memory_order_relaxed) != sequence) return false;
+  // Release: what acquires the word sees all values.
   to.sequence(buffer).store(sequence, std::memory_order_release);
   return true;
 }
@@ -78,6 +86,7 @@ bool BufferSlots::Copy(int buffer, const BufferBank& from, const BufferBank& to,
 absl::Status BufferSlots::Load(int64_t step, int buffer,
                                absl::FunctionRef<absl::Status(std::byte* values)> read) {
   const BufferBank& to = slots_[step % 2];
+  // As in Copy: torn while it is written.
   to.sequence(buffer).store(kTorn, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   RETURN_IF_ERROR(read(to.values(buffer)));
@@ -86,6 +95,7 @@ absl::Status BufferSlots::Load(int64_t step, int buffer,
 }
 
 void BufferSlots::Load(int64_t step, int buffer, absl::string_view values) {
+  // The function that copies cannot fail.
   (void)Load(step, buffer, [values](std::byte* to) {
     if (!values.empty()) memcpy(to, values.data(), values.size());
     return absl::OkStatus();
@@ -109,6 +119,7 @@ void BufferSlots::Restore(int64_t step) {
     const uint64_t has = from.sequence(buffer).load(std::memory_order_relaxed);
     if (!IsWhole(has)) continue;
     std::atomic<uint64_t>& staged = staging_.sequence(buffer);
+    // The trainer of before left the same bytes. Only their owner changes.
     if (AreEqual(staged.load(std::memory_order_relaxed), has)) {
       staged.store(has | kGivenWord, std::memory_order_release);
     } else {

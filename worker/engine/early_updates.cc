@@ -40,12 +40,15 @@ absl::Status EarlyUpdates::Announce(const Op& op) {
   return absl::OkStatus();
 }
 
+// Made on the engine's thread: the stream runs it later, when the order may have moved on.
 EarlyUpdates::Assumed EarlyUpdates::Plan(int unit) const {
   const int first = context_.MemoryOf(unit).first_parameter;
   const std::byte* touched = context_.Touched() + first;
   std::vector<int64_t> updates(context_.UnitOf(unit).flat.parameters().size());
   for (size_t p = 0; p < updates.size(); ++p) {
     if (touched[p] == std::byte{0}) continue;
+    // The update's number is a guess that this step will be taken. MadeBy compares it with the
+    // decision.
     updates[p] = context_.options.updates.CountOf(context_.order.step(), first + p) + 1;
   }
   return {std::move(updates), assumed_groups_};
@@ -53,6 +56,7 @@ EarlyUpdates::Assumed EarlyUpdates::Plan(int unit) const {
 
 void EarlyUpdates::Update(int unit, Assumed assumed, int64_t number) {
   const RankEngineOptions& options = context_.options;
+  // Whatever was updated early for this unit is void while its shard is written again.
   made_[unit].updates.clear();
   if (!context_.interrupt.stream_status().ok()) return;
   const int64_t next = context_.order.step() + 1;
@@ -60,12 +64,14 @@ void EarlyUpdates::Update(int unit, Assumed assumed, int64_t number) {
   if (!TryBeginWriting(&context_.record().hold, next)) return;
   if (!options.files->MayOverwrite(next)) return;
   options.recorder->Started(number);
+  // A scale of 1: a step that clips or divides finds another scale, and makes the update again.
   OptimizerStep step = {next, 1.0, assumed.groups, std::vector<int64_t>()};
   step.updates.resize(options.memory->num_parameters());
   std::copy(assumed.updates.begin(), assumed.updates.end(),
             step.updates.begin() + context_.MemoryOf(unit).first_parameter);
   context_.optimizer.UpdateEarly(unit, step, options.stream_kernels);
   if (!options.stream_kernels->Finish().ok()) return;  // The step meets it, too.
+  // A kill here leaves version v as it was, and v+1 is not valid before the decision.
   (void)FaultPoint("update.in-backward");
   made_[unit] = std::move(assumed);
   options.recorder->Done(number);
@@ -79,6 +85,7 @@ std::vector<bool> EarlyUpdates::MadeBy(const OptimizerStep& step) const {
   for (size_t unit = 0; unit < early.size(); ++unit) {
     const std::vector<int64_t>& updates = made_[unit].updates;
     const int first = context_.MemoryOf(unit).first_parameter;
+    // All assumptions must have come true, or the bits would not be those of the step.
     early[unit] = !updates.empty() && step.gradient_scale == 1.0 &&
                   SameNumbers(made_[unit].groups, step.groups) &&
                   std::equal(updates.begin(), updates.end(), step.updates.begin() + first);

@@ -53,6 +53,7 @@ absl::Status FileOperations::Save() {
   } else {
     const int64_t step = context_.order.step();
     AddressableState& saved = versions_.saved();
+    // The next save would overwrite the copy that it reads.
     if (saved.is_copy()) options.files->AwaitSaved();  // A background save reads it as it writes.
     RETURN_IF_ERROR(StateVersions::Reserve(&saved, &outcome));
     if (outcome.ok()) RETURN_IF_ERROR(saved.Read(step));
@@ -63,6 +64,7 @@ absl::Status FileOperations::Save() {
                               /*stays=*/saved.is_copy()};
     RETURN_IF_ERROR(options.files->Save(request, state, &reply, &outcome));
   }
+  // A stop during the save makes its outcome void: the epoch's reason is what counts.
   RETURN_IF_ERROR(context_.interrupt.Check());
   options.recorder->Done(number);
   context_.trainer.Reply(std::move(reply));
@@ -82,17 +84,20 @@ absl::Status FileOperations::Load() {
   early_.ForgetAll();
   versions_.ForgetStaged();
   const int64_t version = first ? 0 : context_.order.step() + 1;
+  // A reader may hold the version that the load overwrites.
   RETURN_IF_ERROR(versions_.AwaitRoom());
   absl::Status outcome;
   RETURN_IF_ERROR(versions_.BeginStaging(first, &outcome));
   const bool publishes = !context_.OnDevice();
   LoadTarget target({&context_.optimizer, &versions_.next(), options.kernels, publishes,
                      options.group, context_.LocalIndex(), version, first});
+  // Trainers must not read ahead what is about to be overwritten under them.
   if (!first && publishes) gathers_.CloseGathered();
   LoadedState state = {first, context_.optimizer.Moments(), &target, std::nullopt, {}};
   if (!first) state.before = Progress();
   std::string reply;
   const absl::Status loaded = options.files->Load(request, &state, &reply, &outcome);
+  // In any case: streamed stores must be visible before anything is published or taken back.
   target.Finish();
   RETURN_IF_ERROR(loaded);
   RETURN_IF_ERROR(context_.interrupt.Check());
@@ -115,6 +120,7 @@ absl::Status FileOperations::FinishLoad(int64_t number, bool first, const LoadTa
   }
   context_.options.recorder->Done(number);
   if (outcome.ok()) return FinishFirstLoad(target, state);
+  // What this rank has published is of a version that nobody decided.
   if (!first) RETURN_IF_ERROR(writes_.TakeBackPublished());
   context_.trainer.PublishResult(outcome);
   return absl::OkStatus();

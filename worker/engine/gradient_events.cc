@@ -11,15 +11,18 @@ namespace tessera {
 
 absl::Status GradientEvents::Await(uint32_t index, absl::Time deadline,
                                    absl::FunctionRef<bool()> stop) {
+  // The index comes from shared memory that the trainer writes.
   if (index >= kGradientEvents)
     return absl::InvalidArgumentError(absl::StrCat("a gradient that waits for event ", index));
   // Another trainer has other ones.
+  // A copy: the trainer could change the name between comparing and opening.
   const SharedEventName name = control_->gradient_events[index];
   std::unique_ptr<SharedEvent>& event = events_[index];
   if (event == nullptr || !(event->name() == name)) {
     event.reset();
     absl::StatusOr<std::unique_ptr<SharedEvent>> opened = device_->OpenSharedEvent(name);
     if (absl::IsFailedPrecondition(opened.status())) {
+      // Tells the trainer, which looks at the names, to wait for its GPU by itself.
       for (SharedEventName& named : control_->gradient_events) named = SharedEventName();
       return absl::DeadlineExceededError(absl::StrCat(
           "the executor cannot query the trainer's GPU, so the trainer has to wait for it from "

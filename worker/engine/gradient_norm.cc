@@ -14,6 +14,7 @@ constexpr double kClipEpsilon = 1e-6;
 }  // namespace
 
 double CombineNormParts(absl::Span<const double> parts_by_rank, double p) {
+  // In rank order: every rank gets the same bits, and so the same decision.
   double combined = 0;
   for (const double part : parts_by_rank) {
     combined = std::isinf(p) ? AddTerm<Measured::kLargest>(combined, part) : combined + part;

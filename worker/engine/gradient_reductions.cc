@@ -28,6 +28,7 @@ absl::Status GradientReductions::Reduce(const Op& op) {
   const RankEngineOptions& options = context_.options;
   const int unit = op.unit;
   RETURN_IF_ERROR(context_.CheckUnit(unit));
+  // A number from shared memory. The cast is checked by casting back.
   const DType dtype = static_cast<DType>(op.slot_dtype);
   const bool on_device = op.gradient_on_device != 0;
   if (op.slot_dtype != static_cast<uint32_t>(dtype) ||
@@ -43,11 +44,14 @@ absl::Status GradientReductions::Reduce(const Op& op) {
   const int64_t numel =
       CountIn(reduced_parts_[unit], {0, context_.UnitOf(unit).shards.padded_numel()});
   RETURN_IF_ERROR(context_.order.Issue(OpKind::kReduce, unit, numel, dtype));
+  // The second reduction of a unit in one step is added to the first.
   const bool accumulate = reduced_[unit];
   reduced_[unit] = true;
+  // The sequence of the operation just issued.
   const int64_t step = context_.order.step() + 1, sequence = context_.order.sequence() - 1;
   const int64_t number =
       options.recorder->Enqueued(step, sequence, OpKind::kReduce, unit, numel * SizeBytes(dtype));
+  // Counted before it is enqueued, so that Leave sees it from the moment that the ring does not.
   on_stream_.fetch_add(1);
   options.post_backward->Enqueue([this, op, dtype, accumulate, number] {
     ReduceOnStream(op, dtype, accumulate, number);
@@ -55,6 +59,7 @@ absl::Status GradientReductions::Reduce(const Op& op) {
   });
   if (!options.config->optimizer_in_backward) return absl::OkStatus();
   const int64_t update = options.recorder->Enqueued(step, sequence, OpKind::kUpdate, unit, 0);
+  // After the reduction, in stream order: it reads the reduced gradient.
   options.post_backward->Enqueue([this, unit, assumed = early_.Plan(unit), update]() mutable {
     early_.Update(unit, std::move(assumed), update);
   });
@@ -65,6 +70,7 @@ void GradientReductions::ReduceOnStream(const Op& op, DType dtype, bool accumula
                                         int64_t number) {
   const RankEngineOptions& options = context_.options;
   const int unit = op.unit;
+  // After an error the stream only drains. The communicator is broken already.
   if (!context_.interrupt.stream_status().ok()) return;
   options.recorder->Started(number);
   (void)FaultPoint("reduce.started");
@@ -73,10 +79,12 @@ void GradientReductions::ReduceOnStream(const Op& op, DType dtype, bool accumula
   if (!status.ok()) {
     status = Annotate(status, absl::StrCat("reduce unit '", context_.UnitName(unit), "'"));
     context_.interrupt.StreamFailed(status);
+    // The engine's thread may wait for a release that will not come now.
     options.gate->Interrupt(status);
     return;
   }
   options.recorder->Done(number);
+  // Only now may the trainer write the slot again: peers read it during the reduction.
   context_.trainer.ReleaseSlot(unit);
 }
 
@@ -88,6 +96,7 @@ absl::Status GradientReductions::AwaitGradient(const Op& op, DType dtype) {
       [this] { return context_.interrupt.is_raised(); });
 }
 
+// The trainer wrote its gradient to host memory. The kernels read the device's.
 absl::Status GradientReductions::BringToDevice(int unit, DType dtype) {
   const RankEngineOptions& options = context_.options;
   const int64_t offset =
@@ -112,6 +121,7 @@ absl::Status GradientReductions::ReduceMapped(int unit, DType dtype, bool accumu
       context_.MemoryOf(unit).gradient_slot * options.memory->gradient_slot_bytes();
   std::vector<const void*> sends;
   for (const std::byte* gradients : options.gradients_by_rank)
+    // Ranks of other hosts have no address here. The communicator never reads theirs.
     sends.push_back(gradients == nullptr ? nullptr : gradients + offset);
   return options.communicator->ReduceScatterMapped(
       sends, slices_[unit], reduced_parts_[unit], dtype, 1.0 / options.config->world_size,
@@ -133,6 +143,7 @@ absl::Status GradientReductions::KeepLowPrecision(int unit, DType dtype) {
 }
 
 absl::Status GradientReductions::Await() {
+  // The synchronisation orders what the stream wrote, statistics included, before what follows.
   context_.options.post_backward->Synchronize();
   return context_.interrupt.stream_status();
 }
@@ -183,6 +194,7 @@ absl::Status GradientReductions::Measure(double norm_p, Vote* vote) {
     if (!context_.IsReplica(unit)) vote->norm_part += stats_[unit].sum_of_squares;
     if (stats_[unit].non_finite && vote->first_non_finite_unit < 0)
       vote->first_non_finite_unit = unit;
+    // The same units on all ranks, or the vote fails.
     vote->reduced_units_hash = vote->reduced_units_hash * 31 + unit + 1;
   }
   if (norm_p == 2) return absl::OkStatus();

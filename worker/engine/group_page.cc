@@ -42,6 +42,8 @@ std::vector<HyperParameters> LoadGroups(const Decision& decision, int num_groups
 
 void UpdateCounts::Record(int64_t step, const std::vector<bool>& touched) const {
   for (int p = 0; p < num_parameters_; ++p) {
+    // This overwrites the counts of step - 2. Only a redo of step - 1 would read them, and each
+    // rank that voted for this step has applied that one.
     const uint32_t before = At(step - 1, p).load(std::memory_order_relaxed);
     At(step, p).store(before + (touched[p] ? 1 : 0), std::memory_order_relaxed);
   }
@@ -51,6 +53,7 @@ std::vector<int64_t> UpdateCounts::Load(int64_t step) const {
   std::vector<int64_t> updates(num_parameters_);
   for (int p = 0; p < num_parameters_; ++p) {
     const uint32_t count = At(step, p).load(std::memory_order_relaxed);
+    // Equal counts: the parameter had no update in this step.
     updates[p] = count == At(step - 1, p).load(std::memory_order_relaxed) ? 0 : count;
   }
   return updates;
@@ -91,6 +94,7 @@ void RecordInitialProgress(GroupPage* group, const UpdateCounts& counts,
 
 void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const StepNumbers& numbers,
                     const std::vector<bool>& touched) {
+  // Acquire: a rank that finds it decided sees all of the numbers.
   if (group->decided_step.load(std::memory_order_acquire) >= step) return;
   if (numbers.loaded.has_value()) {
     counts.Set(step, numbers.loaded->update_counts);
@@ -103,6 +107,7 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
   decision.is_write.store(numbers.is_write ? 1 : 0, kRelaxed);
   decision.is_trainers_step.store(numbers.is_trainers_step ? 1 : 0, kRelaxed);
   decision.sets_moments.store(numbers.loaded.has_value() ? 1 : 0, kRelaxed);
+  // Of the step before. Its slot is not written until the step after this one.
   const Decision& before_it = group->decisions[(step + 1) % 2];
   const bool counts_as_write = numbers.is_write && !numbers.is_trainers_step;
   const bool is_trainers_write = counts_as_write && numbers.put == 0;
@@ -125,6 +130,7 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
 
 StepNumbers LoadDecision(const GroupPage& group, const UpdateCounts& counts, int64_t step,
                          int num_groups) {
+  // The caller has acquired decided_step, so relaxed loads see what was stored before it.
   const Decision& decision = group.decisions[step % 2];
   StepNumbers numbers;
   numbers.gradient_scale = decision.gradient_scale.load(kRelaxed);
@@ -194,6 +200,7 @@ void SaveHostProgress(const GroupPage& group, const UpdateCounts& counts, int64_
   for (int i = 0; i < 2 * counts.num_parameters(); ++i) words[at++] = WordOf(counts.Word(i));
 }
 
+// The words come from another host: an older step's would undo one that this host may have decided.
 absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step) {
   if (words[kStepWord] == static_cast<uint64_t>(step)) return absl::OkStatus();
   return absl::DataLossError(
@@ -211,21 +218,26 @@ void RestoreHostProgress(absl::Span<const uint64_t> words, GroupPage* group,
   for (int i = 0; i < 2 * counts.num_parameters(); ++i) StoreWord(words[at++], &counts.Word(i));
   StoreWord(words[kFirstPutWord + 1], &group->put_step);
   StoreWord(words[kFirstPutWord + 2], &group->put_trained_step);
+  // Release: FindPut reads the two words above once it sees this one.
   group->put.store(words[kFirstPutWord], std::memory_order_release);
   const uint64_t decided_put = group->decisions[step % 2].put.load(kRelaxed);
   if (decided_put != 0) RememberPut(group, decided_put, step);
+  // From here on this host counts as having decided the step.
   group->decided_step.store(step, std::memory_order_release);
   group->initialized.store(static_cast<uint32_t>(words[kInitializedWord]),
                            std::memory_order_release);
 }
 
 void RememberPut(GroupPage* group, uint64_t put, int64_t step) {
+  // `put` last: it publishes the two numbers.
   group->put_step.store(step, kRelaxed);
   group->put_trained_step.store(group->decisions[step % 2].trained_step.load(kRelaxed), kRelaxed);
   group->put.store(put, std::memory_order_release);
 }
 
 std::optional<DecidedPut> FindPut(const GroupPage& group, uint64_t put) {
+  // The two slots take turns, so a decision may be overwritten while it is read. Only two steps on,
+  // which the second look at decided_step shows.
   while (true) {
     const int64_t decided = group.decided_step.load(std::memory_order_acquire);
     const Decision& decision = group.decisions[decided % 2];
@@ -249,6 +261,7 @@ void PublishApplied(GroupPage* group, int rank, int64_t step) {
 void UnpublishApplied(GroupPage* group, int rank) {
   RankRecord& record = group->ranks[rank];
   const int64_t before = record.applied_step.load(kRelaxed) - 1;
+  // Only the word goes back. The shard stays valid, and its applied_step with it.
   Publish(&record.applied_version, static_cast<uint32_t>(before));
 }
 

@@ -14,13 +14,16 @@ Values LoadTarget::Room(StateArray array, const ShardSegment& segment) {
 void LoadTarget::Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
                      const ConstValues& values) {
   const Values whole = Room(array, segment);
+  // Files decide these numbers. Callers checked them; this guards memory of a job.
   TESSERA_CHECK(values.dtype() == whole.dtype() && begin_elements >= 0 &&
                 begin_elements + values.size() <= whole.size());
   std::byte* const to =
       static_cast<std::byte*>(whole.data()) + begin_elements * SizeBytes(whole.dtype());
   const auto size_bytes = static_cast<int64_t>(values.size_bytes());
+  // Past the caches: a shard is larger than they are, and is not read again soon.
   if (to != values.data()) StreamingCopy(to, values.data(), size_bytes);
   if (!options_.publishes || array != StateArray::kParameter) return;
+  // Once, before the first published byte: a successor then publishes again.
   if (!has_published_ && !options_.first) UnpublishApplied(options_.group, options_.local_index);
   has_published_ = true;
   Publish(segment, begin_elements, values);
@@ -37,6 +40,7 @@ void LoadTarget::Publish(const ShardSegment& segment, int64_t begin_elements,
   }
 }
 
+// Streamed stores are weakly ordered: the fence orders them before what publishes the version.
 void LoadTarget::Finish() { FlushStreamed(); }
 
 void LoadTarget::Clear(StateArray array, const ShardSegment& segment) {

@@ -8,9 +8,11 @@ void OperationOrder::Start(int64_t step) {
   step_ = step;
   control_.committed_step.store(step);
   control_.writes.store(group_.decisions[step % 2].writes.load(std::memory_order_relaxed));
+  // Before the first values the numbers in the page mean nothing.
   const int64_t trained_step = group_.decisions[step % 2].trained_step.load();
   control_.trained_step.store(control_.initialized.load() != 0 ? trained_step : 0);
   PublishProgress();
+  // Last: until then the rank counts as in the middle of a step.
   control_.within_step.store(0);
 }
 
@@ -21,10 +23,12 @@ int64_t OperationOrder::StepUnderWay() const {
 absl::Status OperationOrder::Issue(OpKind kind, int unit, int64_t count_elements, DType dtype) {
   const OrderEntry entry = {kind, unit, dtype, count_elements};
   if (tracker_.Check(entry) == OrderVerdict::kAsk) {
+    // Only what the record does not have next costs a trip to the coordinator.
     RETURN_IF_ERROR(
         gate_.AwaitRelease(entry, {StepUnderWay(), tracker_.pass(), tracker_.sequence()}));
   }
   tracker_.Issued(entry);
+  // From here on no other process could continue the step in this rank's place.
   if (kind == OpKind::kUnshard || kind == OpKind::kReduce)
     control_.within_step.store(1, std::memory_order_relaxed);
   control_.progress_sequence.store(tracker_.sequence(), std::memory_order_relaxed);
@@ -53,6 +57,7 @@ uint64_t OperationOrder::CommitStep(int64_t next) {
 
 void OperationOrder::CommitWrite(int64_t next) {
   const uint64_t hash = tracker_.hash();
+  // A write is no part of the recorded step, so the record stays.
   tracker_.WriteCommitted();
   step_ = next;
   PublishProgress();
@@ -66,6 +71,7 @@ void OperationOrder::PublishCommitted(int64_t next) {
   control_.trained_step.store(
       group_.decisions[next % 2].trained_step.load(std::memory_order_relaxed),
       std::memory_order_relaxed);
+  // Release: a trainer that acquires the step sees the numbers above.
   control_.committed_step.store(next, std::memory_order_release);
 }
 

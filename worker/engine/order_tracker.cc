@@ -24,6 +24,7 @@ OrderVerdict OrderTracker::Check(const OrderEntry& entry) const {
 }
 
 void OrderTracker::Issued(const OrderEntry& entry) {
+  // One operation off the record ends following until the step's end: what comes later asks again.
   following_ = Check(entry) == OrderVerdict::kProceed;
   issued_.push_back(entry);
   hash_ = Mix(hash_, static_cast<uint64_t>(entry.kind));
@@ -40,6 +41,7 @@ void OrderTracker::UpcomingUnshards(const GatherLimit& limit, std::vector<int>* 
     if (static_cast<int>(units->size()) >= limit.max_units) return;
     if (recorded_[at].kind != OpKind::kUnshard) continue;
     const int unit = static_cast<int>(recorded_[at].unit);
+    // A unit that comes twice occupies memory once.
     if (limit.max_bytes > 0 && std::find(units->begin(), units->end(), unit) == units->end()) {
       bytes += limit.unit_bytes[unit];
       if (bytes > limit.max_bytes) return;
@@ -51,6 +53,8 @@ void OrderTracker::UpcomingUnshards(const GatherLimit& limit, std::vector<int>* 
 bool OrderTracker::ForwardEnded() {
   const size_t begin = forward_end_, end = issued_.size();
   const auto at = [this](size_t position) { return issued_.begin() + position; };
+  // A forward that repeats the one before it is evaluation. The order is cut there, so that it does
+  // not grow without end.
   const bool repeats = end > begin && end - begin == forward_end_ - forward_begin_ &&
                        std::equal(at(begin), at(end), at(forward_begin_));
   forward_begin_ = begin;
@@ -67,6 +71,7 @@ void OrderTracker::PassEnded() {
 }
 
 void OrderTracker::StepCommitted() {
+  // This step's order is the record of the next.
   recorded_.swap(issued_);
   WriteCommitted();
 }

@@ -44,6 +44,7 @@ std::string WhyVoid(const std::vector<PutVote>& votes, int without, Rank own,
 
 uint64_t PutApplier::Offer() {
   const RankEngineOptions& options = context_.options;
+  // The put that was applied last is not offered twice.
   return options.puts->Offer(options.group->put.load(std::memory_order_acquire));
 }
 
@@ -53,6 +54,7 @@ absl::Status PutApplier::Stage(int64_t next, std::optional<TrainingProgress>* lo
   std::vector<StateArray> arrays = {StateArray::kParameter};
   if (!counts.empty()) {
     for (const StateArray moment : context_.optimizer.Moments()) arrays.push_back(moment);
+    // Only some parameters may have counts of their own. The others keep theirs.
     *loaded =
         LoadProgress(*options.group, options.updates, next - 1, options.config->groups.size());
     for (const auto& [parameter, count] : counts) (*loaded)->update_counts[parameter] = count;
@@ -60,6 +62,7 @@ absl::Status PutApplier::Stage(int64_t next, std::optional<TrainingProgress>* lo
   AddressableState& state = versions_.next();
   RETURN_IF_ERROR(state.Reserve());
   RETURN_IF_ERROR(state.BeginWrite(next, arrays));
+  // The version to be, which nobody reads before the decision.
   RETURN_IF_ERROR(options.puts->Read(context_.optimizer.segments(),
                                      [&](StateArray array, const ShardSegment& segment) {
                                        return state.At(array, segment, next);
@@ -83,6 +86,7 @@ absl::Status PutApplier::ReadBuffers(int64_t next) {
 absl::Status PutApplier::Apply(uint64_t offered, uint64_t agreed) {
   const RankEngineOptions& options = context_.options;
   if (offered == 0) return absl::OkStatus();
+  // Not all ranks know of it yet. It is offered again at the next step.
   if (agreed != offered) {
     options.puts->Settle(PutSource::Outcome::kNotYet, "");
     return absl::OkStatus();
@@ -90,6 +94,7 @@ absl::Status PutApplier::Apply(uint64_t offered, uint64_t agreed) {
   const int64_t next = context_.order.step() + 1;
   const int64_t number = options.recorder->Enqueued(next, 0, OpKind::kPut, -1, 0);
   options.recorder->Started(number);
+  // The version before the last step is overwritten: readers may hold it.
   RETURN_IF_ERROR(versions_.AwaitRoom());
   StepNumbers numbers;
   const absl::Status staged = Stage(next, &numbers.loaded);
@@ -97,6 +102,7 @@ absl::Status PutApplier::Apply(uint64_t offered, uint64_t agreed) {
   if (absl::IsResourceExhausted(staged)) vote.missing_bytes = versions_.next().size_bytes();
   std::vector<PutVote> votes(options.config->world_size);
   RETURN_IF_ERROR(FaultPoint("put.before-vote"));
+  // A second vote: the first one said that all know of the put, this one that all could read it.
   RETURN_IF_ERROR(options.communicator->AllGather(&vote, votes.data(), sizeof(vote)));
   RETURN_IF_ERROR(FaultPoint("put.after-vote"));
   if (const int without = FirstWithoutIt(votes); without >= 0) {
@@ -104,6 +110,7 @@ absl::Status PutApplier::Apply(uint64_t offered, uint64_t agreed) {
     TESSERA_LOG(WARNING, "rank {}: nothing was put: rank {} has not read its part: {}",
                 options.rank.value(), without, staged.ToString());
     options.puts->Settle(PutSource::Outcome::kVoid, WhyVoid(votes, without, options.rank, staged));
+    // Nobody decides, so nothing changed: the staged version is overwritten by the next step.
     options.buffers->DropLoaded();
     return absl::OkStatus();
   }
@@ -116,12 +123,14 @@ absl::Status PutApplier::Apply(uint64_t offered, uint64_t agreed) {
 absl::Status PutApplier::Decide(int64_t next, StepNumbers numbers) {
   const RankEngineOptions& options = context_.options;
   numbers.is_write = true;
+  // No parameter counts an update.
   RecordDecision(options.group, options.updates, next, numbers,
                  std::vector<bool>(options.memory->num_parameters(), false));
   RETURN_IF_ERROR(FaultPoint("put.after-decision"));
   gathers_.ParametersChange(/*windows_are_closed=*/true);
   RETURN_IF_ERROR(versions_.Apply(next));
   context_.order.CommitWrite(next);
+  // After the decision is applied: until then a successor would have to find the put again.
   options.puts->Settle(PutSource::Outcome::kDecided, "");
   return absl::OkStatus();
 }

@@ -57,6 +57,7 @@ absl::Status RankEngine::Reach(Step resume_step) { return versions_.Reach(resume
 absl::Status RankEngine::Start(Step resume_step) {
   const RankEngineOptions& options = context_.options;
   ControlPage* control = options.control;
+  // A decided step that this rank has not applied is applied first.
   RETURN_IF_ERROR(versions_.Reach(resume_step));
   RETURN_IF_ERROR(versions_.PublishIfNot(resume_step.value()));
   options.buffers->DropLoaded();  // Of a load or put that nobody decided.
@@ -67,6 +68,7 @@ absl::Status RankEngine::Start(Step resume_step) {
   control->initialized.store(options.group->initialized.load(std::memory_order_acquire));
   context_.order.Start(resume_step.value());
   control->progress_kind.store(0);
+  // Last: from here on the trainer submits for this epoch.
   control->epoch.store(static_cast<uint32_t>(options.epoch.value()), std::memory_order_release);
   Bump(&control->events);
   return absl::OkStatus();
@@ -74,6 +76,7 @@ absl::Status RankEngine::Start(Step resume_step) {
 
 void RankEngine::Stop(const absl::Status& reason) {
   context_.interrupt.Stop(reason);
+  // Waits inside collectives do not look at the interrupt.
   AbortCommunicators(reason);
 }
 
@@ -85,6 +88,7 @@ void RankEngine::AbortCommunicators(const absl::Status& reason) {
 
 bool RankEngine::Leave() {
   const ControlPage& control = *context_.options.control;
+  // Operations that were submitted or are on the stream belong to a step that must not be lost.
   if (control.consumed.load() != control.submitted.value.load() || reductions_.is_under_way())
     return false;
   return context_.interrupt.Leave();
@@ -103,7 +107,9 @@ absl::Status RankEngine::Run() {
       AwaitSubmission(submitted);
       continue;
     }
+    // A copy: the trainer may write to the ring at any time, and the checks are of what is used.
     const Op op = control->ring[consumed % kRingOps];
+    // One of an older epoch is consumed and has no effect.
     if (op.epoch == options.epoch.value()) status = Execute(op);
     control->progress_kind.store(0, std::memory_order_relaxed);
     control->consumed.store(consumed + 1, std::memory_order_release);
@@ -112,6 +118,7 @@ absl::Status RankEngine::Run() {
     const uint32_t filled = control->submitted.value.load(std::memory_order_acquire) - consumed;
     if (IsAwaitedThroughTheRing(op.kind) || filled >= kRingOps) Bump(&control->events);
   }
+  // Reports that were kept back to travel together.
   options.gate->SendReports();
   return End(std::move(status));
 }
@@ -152,10 +159,12 @@ void RankEngine::AwaitSubmission(uint32_t submitted) {
         AbortFlag(context_.interrupt.flag()), deadline);
   };
   OrderGate* gate = context_.options.gate;
+  // Reports wait for each other only as long as the trainer keeps this thread busy.
   if (gate->keeps_reports_back()) {
     if (await(SteadyNow() + OrderGate::kLongestReportDelay).ok()) return;
     gate->SendReports();
   }
+  // It ends with a submission or when the interrupt is raised, which the caller looks for.
   (void)await(absl::InfiniteFuture());
 }
 

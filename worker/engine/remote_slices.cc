@@ -40,6 +40,7 @@ bool RemoteSlices::Spans(int unit) const {
 int64_t RemoteSlices::CountGatheredBytes(int unit, int64_t step) {
   if (!Spans(unit)) return 0;
   const int64_t counted = std::exchange(counted_[unit], step);
+  // Within a step a unit that stays gathered is fetched once.
   if (!each_window_[unit] && counted == step) return 0;
   const int64_t slices = options_.topology->ServedBy(options_.rank.value()).size();
   return slices * options_.layout->units[unit].shards.shard_numel() *
@@ -68,6 +69,7 @@ absl::Status RemoteSlices::GatherAhead(int unit, int64_t step) {
   if (!each_window_[unit]) return gathered_[unit] == step ? absl::OkStatus() : Gather(unit, step);
   const uint64_t tag = WindowTag(options_.epoch.value(), step);
   if (ahead_[unit] == tag) return absl::OkStatus();
+  // Counted before anything is written there: the last rank that closes gives the pages back.
   OpenWindow(&options_.windows[unit], tag);
   ahead_[unit] = tag;
   return Gather(unit, step);
@@ -75,6 +77,7 @@ absl::Status RemoteSlices::GatherAhead(int unit, int64_t step) {
 
 absl::Status RemoteSlices::Open(int unit, int64_t step) {
   RETURN_IF_ERROR(GatherAhead(unit, step));
+  // The window that was opened ahead becomes the trainer's.
   open_[unit] = std::exchange(ahead_[unit], 0);
   return absl::OkStatus();
 }
@@ -84,6 +87,8 @@ void RemoteSlices::Close(int unit) { End(unit, std::exchange(open_[unit], 0)); }
 void RemoteSlices::Drop(int unit) { End(unit, std::exchange(ahead_[unit], 0)); }
 
 void RemoteSlices::End(int unit, uint64_t tag) {
+  // Only the last window of the host gives memory back. A tag of an older step or epoch does not
+  // count.
   if (tag == 0 || !CloseWindow(&options_.windows[unit], tag)) return;
   const int64_t numel = options_.layout->units[unit].shards.shard_numel();
   GiveBack((*options_.parameters)[unit].unsharded,
@@ -109,6 +114,7 @@ void RemoteSlices::StepTaken() {
   const int host = options_.topology->HostOf(options_.rank.value());
   const bool first = options_.rank.value() == options_.topology->FirstRank(host);
   for (size_t unit = 0; unit < ahead_.size(); ++unit) {
+    // The words are of the step before: WindowTag makes their counts void.
     ahead_[unit] = open_[unit] = 0;
     if (!first || !Spans(unit)) continue;
     const UnitMemory& placed = options_.memory->units()[unit];

@@ -24,6 +24,7 @@ uint64_t ShardWatch::Sum(int unit, int64_t step) const {
   for (const StateArray array : arrays) {
     const std::byte* shard = state_ + memory_->StateOffsetBytes(array, static_cast<int>(step % 2)) +
                              placed.shard_offset_bytes;
+    // A checksum, not a hash: it finds flipped bits, not an attack.
     sum = crc64_ecma_refl(sum, reinterpret_cast<const unsigned char*>(shard), size_bytes);
   }
   return sum;
@@ -40,7 +41,9 @@ void ShardWatch::Written(int64_t step) {
 
 int ShardWatch::FindChanged(int64_t step) const {
   const int64_t found = found_->load();
+  // Found before, by this executor or a predecessor: the sums that show it may be gone.
   if (found >> kUnitBits == step + 1) return static_cast<int>(found & ((1 << kUnitBits) - 1));
+  // A step that was not watched has no sums to compare with.
   if (step != watched_step_) return -1;
   for (size_t unit = 0; unit < sums_.size(); ++unit) {
     if (Sum(static_cast<int>(unit), step) == sums_[unit]) continue;

@@ -17,6 +17,7 @@ host::AdamParams AdamParamsOf(const HyperParameters& group, const OptimizerStep&
   params.beta2 = group.beta2;
   params.epsilon = group.epsilon;
   params.weight_decay = group.weight_decay;
+  // In double: with beta near 1 the difference from 1 would lose most of its bits in fp32.
   params.bias_correction1 = 1.0 - std::pow(group.beta1, update);
   params.bias_correction2 = 1.0 - std::pow(group.beta2, update);
   params.gradient_scale = step.gradient_scale;
@@ -91,6 +92,7 @@ std::byte* ShardedOptimizer::State(StateArray array, int version,
 ShardedOptimizer::Published ShardedOptimizer::PublishedAt(const ShardSegment& segment) const {
   const UnitMemory& placed = memory_.units()[segment.unit];
   const int64_t in_slice = segment.state_begin_elements - placed.shard_offset_elements;
+  // The own slice of the unsharded parameters is what peers and trainers read.
   std::byte* at = parameters_[segment.unit].own_slice + in_slice * SizeBytes(placed.compute_dtype);
   if (!IsHalf(placed.compute_dtype)) return {at, {}};
   return {nullptr, {reinterpret_cast<uint16_t*>(at), placed.compute_dtype}};
@@ -128,6 +130,7 @@ void ShardedOptimizer::ForEachRun(const OptimizerStep& step, Body body) const {
 
 void ShardedOptimizer::Apply(const OptimizerStep& step, const std::vector<bool>& early) {
   ForEachRun(step, [&](const ShardSegment& run) {
+    // Early updates wrote the state alone. Their values are published here, after the decision.
     if (early.empty() || !early[run.unit]) {
       ApplySegment(run, step, PublishedAt(run), kernels_);
     } else if (run.requires_grad && step.updates[run.job_parameter] != 0) {
@@ -138,6 +141,7 @@ void ShardedOptimizer::Apply(const OptimizerStep& step, const std::vector<bool>&
 
 void ShardedOptimizer::UpdateEarly(int unit, const OptimizerStep& step, RankKernels* kernels) {
   ForEachRun(step, [&](const ShardSegment& run) {
+    // An empty Published: before the decision nobody may see the values.
     if (run.unit == unit) ApplySegment(run, step, Published(), kernels);
   });
 }
@@ -149,6 +153,7 @@ void ShardedOptimizer::CopyFromVersionBefore(StateArray array, const ShardSegmen
 
 void ShardedOptimizer::CopyVersion(StateArray array, const ShardSegment& segment, int64_t step,
                                    RankKernels* kernels) {
+  // Version v is only read: an executor that dies here leaves it whole.
   kernels->Copy(State(array, step % 2, segment), State(array, (step - 1) % 2, segment),
                 SizeBytesOf(segment));
 }
@@ -202,6 +207,7 @@ void ShardedOptimizer::Publish(int64_t step) {
 
 void ShardedOptimizer::ApplyStaged(int64_t step, bool with_moments, bool is_published) {
   for (const ShardSegment& segment : segments_) {
+    // Parameters were set, moments were not: the new version has those of the one before.
     if (!with_moments) CarryMomentsOver(segment, step, kernels_);
     if (is_published) continue;
     PublishValues(segment, State(StateArray::kParameter, step % 2, segment));
@@ -213,6 +219,8 @@ void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const Optimizer
                                     const Published& published, RankKernels* kernels) {
   if (segment.requires_grad && step.updates[segment.job_parameter] != 0)
     return UpdateSegment(segment, step, published, kernels);
+  // Both versions are complete: what has no update is copied, since the older version is two steps
+  // old.
   CopyVersion(StateArray::kParameter, segment, step.step, kernels);
   CarryMomentsOver(segment, step.step, kernels);
 }
@@ -239,6 +247,7 @@ void ShardedOptimizer::UpdateSegment(const ShardSegment& segment, const Optimize
   if (config_.optimizer == OptimizerKind::kSgd) {
     kernels->SgdStep(SgdParamsOf(group, step, update), arrays);
     // It left the buffers alone; a later step may have momentum again.
+    // Only if some update ever had momentum: else both versions hold zeroes.
     if (group.momentum == 0 && step.has_momentum)
       CopyVersion(StateArray::kFirstMoment, segment, step.step, kernels);
   } else {

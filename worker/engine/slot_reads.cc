@@ -12,6 +12,7 @@ absl::StatusOr<const std::byte*> SlotReads::ShardToRead(const Op& op, bool gradi
         absl::StrCat("unit '", context_.UnitName(unit), "': ", OpName(op.kind), " without values"));
   }
   if (gradient) return reductions_.Gradient(unit);
+  // The number comes from shared memory.
   if (op.array > static_cast<uint32_t>(StateArray::kSecondMoment))
     return absl::InvalidArgumentError(absl::StrCat(OpName(op.kind), " of array ", op.array));
   return context_.optimizer.Array(static_cast<StateArray>(op.array), context_.order.step() % 2) +
@@ -33,6 +34,7 @@ absl::Status SlotReads::Read(const Op& op) {
   options.recorder->Started(number);
   const int64_t shard_bytes = context_.FullBytes(unit, shards.shard_numel());
   std::byte* const slot = context_.OwnSlot(unit);
+  // The communicator cannot read the GPU's memory: the shard goes through its part of the slot.
   if (!state_is_addressable_) {
     std::byte* own = slot + context_.FullBytes(unit, context_.SliceOf(unit).begin);
     options.kernels->Copy(own, shard, shard_bytes);
@@ -41,6 +43,7 @@ absl::Status SlotReads::Read(const Op& op) {
   }
   RETURN_IF_ERROR(gathers_.Holders(unit).AllGather(shard, slot, shard_bytes));
   options.recorder->Done(number);
+  // From here on the trainer may read the slot.
   context_.trainer.ReleaseSlot(unit);
   return absl::OkStatus();
 }

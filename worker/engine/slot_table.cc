@@ -17,6 +17,7 @@ bool SlotTable::IsOpen(int unit) const {
 }
 
 bool SlotTable::MayGatherAhead(int unit) const {
+  // The slot is another unit's, gathered or open.
   if (OtherIn(unit) >= 0) return false;
   return !IsOpen(unit) || !Of(unit).full_precision;
 }
@@ -60,6 +61,7 @@ void SlotTable::Forget() {
 }
 
 uint32_t SlotTable::TakeReadUntil(int unit) {
+  // The unit's own readers need no wait: it is still what is in the slot.
   if (!HasSlot(unit) || Of(unit).unit == unit) return 0;
   return std::exchange(Of(unit).read_until, 0);
 }

@@ -24,16 +24,20 @@ void Announce(StateHold* hold, int64_t step) {
 absl::StatusOr<int64_t> HoldNewest(StateHold* hold, const std::atomic<int64_t>& applied_step) {
   int64_t held = 0;
   for (int tries = 0; tries < kMaxTries; ++tries) {
+    // Pairs with the release of applied_step: the version is whole.
     const int64_t step = applied_step.load(std::memory_order_acquire);
     if (step < 0) break;
+    // The expected value is 0 at first, and what stood there after a failure.
     if (!hold->held.compare_exchange_strong(held, step + 1)) {
       if (tries > 0 && held == 0) continue;  // The writer took it away meanwhile.
       return absl::UnavailableError("another reader holds the state");
     }
     held = step + 1;
     Bump(&hold->changes);
+    // After the hold: either this sees the writer's announcement, or the writer sees the hold.
     if (hold->writing.load() < step + 2) return step;
   }
+  // The writer may have taken it away already, which is as good.
   if (held != 0 && hold->held.compare_exchange_strong(held, 0)) Bump(&hold->changes);
   return absl::UnavailableError("steps are faster than a reader can hold one");
 }
@@ -55,6 +59,8 @@ bool Release(StateHold* hold, int64_t step) {
 }
 
 bool TryBeginWriting(StateHold* hold, int64_t step) {
+  // Announced first. A reader that holds after this load sees the announcement and tries a newer
+  // step.
   Announce(hold, step);
   return !Blocks(hold->held.load(), step);
 }
@@ -64,16 +70,19 @@ absl::StatusOr<WriteBegin> BeginWriting(StateHold* hold, int64_t step, const Abo
   WriteBegin outcome = WriteBegin::kAtOnce;
   Announce(hold, step);
   while (true) {
+    // Before the hold is looked at: a release in between changes the word, so no wake-up is lost.
     const uint32_t seen = hold->changes.value.load(std::memory_order_acquire);
     int64_t held = hold->held.load();
     if (!Blocks(held, step)) return outcome;
     if (SteadyNow() >= deadline) {
+      // By exchange: the reader's Release then fails, and so it learns that its copy is void.
       if (hold->held.compare_exchange_strong(held, 0)) return WriteBegin::kBrokeHold;
       continue;
     }
     outcome = WriteBegin::kWaited;
     const absl::Status status = WaitUntil(
         &hold->changes, [seen](uint32_t now) { return now != seen; }, abort, deadline);
+    // A wait that ended at the deadline goes round once more and breaks the hold.
     if (absl::IsAborted(status)) return status;
   }
 }

@@ -21,6 +21,7 @@ std::byte* StateImage::Array(StateArray array) const {
   return image_.data_as<std::byte>() + static_cast<int>(array) * array_bytes_;
 }
 
+// Once: an image stays reserved, so only the first save can fail for want of memory.
 absl::Status StateImage::Reserve(RankKernels* kernels) {
   if (!image_.empty()) return absl::OkStatus();
   absl::StatusOr<Buffer> image = absl::ResourceExhaustedError("injected");
@@ -38,6 +39,7 @@ absl::Status StateImage::Reserve(RankKernels* kernels) {
 absl::Status StateImage::Pull(int version, RankKernels* kernels) {
   for (const StateArray array : arrays_)
     kernels->Copy(Array(array), state_ + plan_->StateOffsetBytes(array, version), array_bytes_);
+  // Until then the copies may still be under way.
   return kernels->Finish();
 }
 

@@ -32,8 +32,10 @@ StateVersions::StateVersions(EngineContext* context, const EarlyUpdates* early)
 absl::Status StateVersions::Reach(Step resume_step) {
   const int64_t applied = context_.record().applied_step.load(std::memory_order_acquire);
   const int64_t decided = context_.options.group->decided_step.load(std::memory_order_acquire);
+  // The step was decided before the last executor died: repeated from version v, to the same bits.
   if (applied + 1 == resume_step.value() && decided == resume_step.value())
     return Apply(resume_step.value());
+  // Never more than one step behind: a decided step is kept no longer than that.
   if (applied != resume_step.value()) {
     return absl::InternalError(absl::StrCat("rank ", context_.options.rank.value(), " holds step ",
                                             applied, " and cannot resume at step ",
@@ -44,6 +46,7 @@ absl::Status StateVersions::Reach(Step resume_step) {
 
 absl::Status StateVersions::PublishIfNot(int64_t step) {
   const RankEngineOptions& options = context_.options;
+  // Published parameters are memory that outlived the last executor.
   if (!options.publishes_anew && IsPublished(*options.group, context_.LocalIndex()))
     return absl::OkStatus();
   if (options.group->initialized.load(std::memory_order_acquire) == 0) return absl::OkStatus();
@@ -56,6 +59,7 @@ absl::Status StateVersions::PublishIfNot(int64_t step) {
 absl::Status StateVersions::AwaitRoom() {
   const RankEngineOptions& options = context_.options;
   const int64_t step = context_.order.step();
+  // A background save writes this version from its place (docs/adr/0048).
   options.files->AwaitOverwrite(step + 1);
   const absl::Duration patience = std::min(kHoldPatience, options.config->collective_timeout / 2);
   const absl::StatusOr<WriteBegin> begin =
@@ -90,6 +94,7 @@ absl::Status StateVersions::Apply(int64_t step) {
   const RankEngineOptions& options = context_.options;
   StepNumbers numbers =
       LoadDecision(*options.group, options.updates, step, options.config->groups.size());
+  // Before the version is published: the decision is kept for two steps only.
   if (numbers.put != 0) RememberPut(options.group, numbers.put, step);
   std::atomic<uint32_t>& has_momentum = context_.record().has_momentum;
   if (numbers.is_write) {
@@ -103,13 +108,16 @@ absl::Status StateVersions::Apply(int64_t step) {
     const OptimizerStep update = {step, numbers.gradient_scale, std::move(numbers.groups),
                                   options.updates.Load(step),
                                   has_momentum.load(std::memory_order_relaxed) != 0};
+    // After a restart no early update counts: each unit is updated here, from its reduced gradient.
     context_.optimizer.Apply(update, early_.MadeBy(update));
   }
+  // The version word below says that the shard is whole, so the kernels must have ended.
   RETURN_IF_ERROR(options.kernels->Finish());
   options.buffers->Publish(step);
   (void)FaultPoint(numbers.put != 0   ? "put.before-publish"
                    : numbers.is_write ? "write.before-publish"
                                       : "step.before-publish");
+  // A kill before this line repeats all of it, from version v.
   PublishApplied(options.group, context_.LocalIndex(), step);
   return absl::OkStatus();
 }
@@ -118,6 +126,7 @@ absl::Status StateVersions::TakeBackPublished() {
   if (std::exchange(published_ahead_, -1) < 0) return absl::OkStatus();
   const RankEngineOptions& options = context_.options;
   const int64_t step = context_.order.step();
+  // Version v again, over what was published ahead of a decision that did not come.
   context_.optimizer.Publish(step);
   RETURN_IF_ERROR(options.kernels->Finish());
   RETURN_IF_ERROR(FaultPoint("load.take-back"));

@@ -90,13 +90,16 @@ absl::Status StateWrites::FinishInitialize() {
   RETURN_IF_ERROR(
       context_.order.Issue(OpKind::kFinishInitialize, -1, 0, options.config->compute_dtype));
   options.recorder->Started(number);
+  // All ranks write equal values, so it does not matter which comes first.
   RecordInitialProgress(options.group, options.updates, initial_progress_);
   options.buffers->Publish(0);
   RETURN_IF_ERROR(FaultPoint("initialize.before-barrier"));
+  // After this barrier all ranks hold version 0. A death before it leaves the job without values.
   RETURN_IF_ERROR(options.communicator->Barrier());
   RETURN_IF_ERROR(FaultPoint("initialize.after-barrier"));
   options.recorder->Done(number);
   options.control->trained_step.store(initial_progress_.step, std::memory_order_relaxed);
+  // The group's word outlives the executors; the control page follows it.
   options.group->initialized.store(1, std::memory_order_release);
   options.control->initialized.store(1, std::memory_order_release);
   context_.order.CommitInitialValues();
@@ -107,6 +110,7 @@ absl::Status StateWrites::FinishInitialize() {
 void StateWrites::SetInitialProgress(const TrainingProgress& loaded) {
   initial_progress_.step = loaded.step;
   initial_progress_.update_counts = loaded.update_counts;
+  // Loaded moments may hold momentum.
   context_.record().has_momentum.store(1);
 }
 
@@ -121,6 +125,7 @@ absl::Status StateWrites::Write(const Op& op) {
   if (!first) RETURN_IF_ERROR(versions_.AwaitRoom());
   StagedArrays& staged = versions_.staged();
   const bool is_begun = std::any_of(staged.begin(), staged.end(), [](uint32_t a) { return a; });
+  // Version 0 may hold what an earlier attempt left.
   if (first && !is_begun) context_.optimizer.BeginInitial();
   const auto array = static_cast<StateArray>(op.array);
   context_.optimizer.Stage(array, unit, context_.OwnSlot(unit),
@@ -145,6 +150,7 @@ absl::Status StateWrites::FinishWrite(const Op& op) {
   const int64_t number = context_.EnqueueRecord(op.kind, -1, 0);
   std::optional<TrainingProgress> loaded;
   if (op.sets_moments != 0) {
+    // DecodeProgress checks what the trainer sent against the job's sizes.
     ASSIGN_OR_RETURN(
         loaded, DecodeProgress(context_.trainer.TakeRequest(), options.memory->num_parameters(),
                                options.config->groups.size()));
@@ -153,10 +159,12 @@ absl::Status StateWrites::FinishWrite(const Op& op) {
   RETURN_IF_ERROR(reductions_.Await());
   options.recorder->Started(number);
   early_.ForgetAll();
+  // Taken away at once: whatever happens now, the next write starts with nothing.
   const StagedArrays written = versions_.staged();
   versions_.ForgetStaged();
   if (!context_.initialized()) return FinishFirstWrite(number, written, loaded);
   RETURN_IF_ERROR(versions_.AwaitRoom());
+  // Each version is complete: what was not written is copied from the version before.
   StageTheRest(written, loaded);
   return Commit(op.kind, number, written, loaded);
 }
@@ -165,6 +173,7 @@ absl::Status StateWrites::FinishFirstWrite(int64_t number, const StagedArrays& w
                                            const std::optional<TrainingProgress>& loaded) {
   for (size_t unit = 0; unit < written.size(); ++unit) {
     const bool has_parameters = (written[unit] & StagedBit(StateArray::kParameter)) != 0;
+    // First values must cover the whole job, or a rank would train on zeroes.
     if (loaded.has_value() && has_parameters) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "unit '", context_.UnitName(unit), "': write before the job has initial values"));
@@ -194,6 +203,7 @@ absl::Status StateWrites::Commit(OpKind kind, int64_t number, const StagedArrays
                                  const std::optional<TrainingProgress>& loaded) {
   const RankEngineOptions& options = context_.options;
   // The executor that finishes the decided write takes the staged values as they are.
+  // The decision makes them final, so they must be there before the vote.
   RETURN_IF_ERROR(options.kernels->Finish());
   const int64_t next = context_.order.step() + 1;
   const bool is_step = kind == OpKind::kFinishTrainersStep;
@@ -202,6 +212,7 @@ absl::Status StateWrites::Commit(OpKind kind, int64_t number, const StagedArrays
   const WriteVote vote = {next, HashStaged(written, loaded), put, options.files->wanted_save()};
   std::vector<WriteVote> votes(options.config->world_size);
   RETURN_IF_ERROR(FaultPoint("write.before-vote"));
+  // Every rank that completes this sees the same votes.
   RETURN_IF_ERROR(options.communicator->AllGather(&vote, votes.data(), sizeof(vote)));
   RETURN_IF_ERROR(FaultPoint("write.after-vote"));
   if (const absl::Status agreed = CheckVotes(votes); !agreed.ok())
@@ -210,6 +221,7 @@ absl::Status StateWrites::Commit(OpKind kind, int64_t number, const StagedArrays
   numbers.is_write = true;
   numbers.is_trainers_step = is_step;
   numbers.loaded = loaded;
+  // From here on the write completes on every rank, whichever process dies.
   RecordDecision(options.group, options.updates, next, numbers,
                  std::vector<bool>(options.memory->num_parameters(), false));
   RETURN_IF_ERROR(FaultPoint("write.after-decision"));
@@ -241,6 +253,7 @@ absl::Status StateWrites::TakeBackPublished() {
 absl::Status StateWrites::Finish(int64_t next, const StagedArrays& written, bool is_step) {
   // Before a step's vote all ranks closed their windows; a write leaves them open.
   gathers_.ParametersChange(/*windows_are_closed=*/is_step);
+  // Applied before it is reported: the coordinator may count on the step from then on.
   RETURN_IF_ERROR(versions_.Apply(next));
   if (is_step) {
     reductions_.ForgetAll();

@@ -32,6 +32,7 @@ absl::StatusOr<Tally> StepRunner::CountVotes(const Op& op,
   const RankEngineOptions& options = context_.options;
   Vote vote;
   vote.step = context_.order.step() + 1;
+  // Before the vote: an update of a changed shard would spread the damage to every rank.
   vote.first_changed_unit = watch_.FindChanged(context_.order.step());
   RETURN_IF_ERROR(reductions_.Measure(clip.p, &vote));
   vote.put = put;
@@ -39,9 +40,11 @@ absl::StatusOr<Tally> StepRunner::CountVotes(const Op& op,
   vote.numbers_hash = HashNumbers(op, groups, clip);
   vote.wanted_save = options.files->wanted_save();
   const int num_parameters = options.memory->num_parameters();
+  // One message with everything that ranks must agree on.
   const std::vector<std::byte> ballot = EncodeBallot(vote, context_.Touched(), num_parameters);
   RETURN_IF_ERROR(FaultPoint("step.before-vote"));
   std::vector<std::byte> ballots(ballot.size() * options.config->world_size);
+  // Every rank that completes this counts the same ballots, and comes to the same result.
   RETURN_IF_ERROR(options.communicator->AllGather(ballot.data(), ballots.data(), ballot.size()));
   RETURN_IF_ERROR(FaultPoint("step.after-vote"));
   return CountBallots(ballots, op.gradient_divisor, clip, *options.layout, num_parameters);
@@ -58,10 +61,13 @@ absl::Status StepRunner::Run(const Op& op) {
   const int64_t number = context_.EnqueueRecord(OpKind::kStep, -1, 0);
   RETURN_IF_ERROR(
       context_.order.Issue(OpKind::kStep, -1, options.memory->shard_numel(), DType::kFp32));
+  // Statistics and gradients are complete only when the stream has ended.
   RETURN_IF_ERROR(reductions_.Await());
   options.recorder->Started(number);
 
+  // Before the vote: a rank that voted may not wait for a reader of the state any more.
   RETURN_IF_ERROR(versions_.AwaitRoom());
+  // Before the vote, which says whether all ranks have the same one.
   const uint64_t put = puts_.Offer();
   const ClipRule clip = {options.config->gradient_norm_p, options.config->max_gradient_norm};
   ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, groups, clip, put));
@@ -72,6 +78,7 @@ absl::Status StepRunner::Run(const Op& op) {
     context_.trainer.PublishResult(tally.status, 0, tally.non_finite);
     return absl::OkStatus();
   }
+  // The next early updates assume that the hyper-parameters stay as they are.
   early_.Assume(groups);
   StepNumbers numbers;
   numbers.groups = std::move(groups);
@@ -84,22 +91,27 @@ absl::Status StepRunner::Take(int64_t number, uint64_t put, const Tally& tally,
                               StepNumbers numbers) {
   const RankEngineOptions& options = context_.options;
   const int64_t next = context_.order.step() + 1;
+  // From here on the step completes on every rank, whichever process dies.
   RecordDecision(options.group, options.updates, next, numbers, tally.touched);
   RETURN_IF_ERROR(FaultPoint("step.after-decision"));
+  // Before parameters change in place: no window may count as gathered for them.
   gathers_.ParametersChange(/*windows_are_closed=*/true);
   RETURN_IF_ERROR(versions_.Apply(next));
   ForgetGradients();
   options.recorder->Done(number);
   const uint64_t order_hash = context_.order.CommitStep(next);
+  // PublishResult makes it visible.
   context_.trainer.result().wanted_save = tally.wanted_save;
   if (put == 0) context_.trainer.PublishResult(absl::OkStatus(), tally.gradient_norm);
   // The trainer need not wait for this.
   options.gate->ReportStep(Step(next), order_hash);
+  // The trainer waits for the put as well: it is a version of its own, between two of its steps.
   if (put != 0) {
     RETURN_IF_ERROR(puts_.Apply(put, tally.put));
     context_.trainer.PublishResult(absl::OkStatus(), tally.gradient_norm);
   }
   RETURN_IF_ERROR(gathers_.GatherAhead());
+  // After the trainer was told, so that the sums cost it nothing.
   watch_.Written(next);
   return absl::OkStatus();
 }
@@ -123,6 +135,7 @@ absl::Status StepRunner::TallyGradients(const Op& op) {
     context_.trainer.PublishResult(tally.status, 0, tally.non_finite);
     return absl::OkStatus();
   }
+  // Ranks whose data did not touch a parameter learn that others' did.
   std::byte* touched = context_.Touched();
   for (size_t p = 0; p < tally.touched.size(); ++p) touched[p] = std::byte{tally.touched[p]};
   OpResult& result = context_.trainer.result();

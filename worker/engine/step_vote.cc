@@ -15,6 +15,7 @@ absl::Status CheckAgreement(const Vote& first, const Vote& vote, int rank,
                             const ModelLayout& layout, Tally* tally) {
   const std::string step = absl::StrCat("step ", vote.step);
   if (vote.step != first.step) {
+    // Most basic first: later comparisons mean nothing if the ranks are at different steps.
     return absl::FailedPreconditionError(
         absl::StrCat("rank 0 is at step ", first.step, ", rank ", rank, " at ", step));
   }
@@ -51,8 +52,10 @@ absl::Status ShardsChanged(const Vote& vote, int rank, const ModelLayout& layout
 // From the mean over the ranks to what the trainers asked for.
 absl::StatusOr<double> UnclippedScale(const std::vector<Vote>& votes, double divisor) {
   if (votes[0].weight < 0) return 1.0 / divisor;
+  // In rank order, so that the sum has the same bits everywhere.
   double total = 0;
   for (const Vote& vote : votes) total += vote.weight;
+  // Written so that a NaN is refused too.
   if (!(total > 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("step ", votes[0].step, ": the ranks' weights add up to ", total));
@@ -80,6 +83,7 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
                    const ModelLayout& layout, int num_parameters) {
   Tally tally;
   tally.touched.assign(num_parameters, false);
+  // Each rank sent as many bytes: the all-gather checks that.
   const int64_t ballot_bytes = BallotBytes(num_parameters);
   std::vector<Vote> votes(ballots.size() / ballot_bytes);
   std::vector<double> parts;
@@ -87,6 +91,7 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
     const std::byte* ballot = ballots.data() + rank * ballot_bytes;
     std::memcpy(&votes[rank], ballot, sizeof(Vote));
     parts.push_back(votes[rank].norm_part);
+    // The put and the save only if all ranks name the same one.
     tally.put = rank == 0 || votes[rank].put == tally.put ? votes[rank].put : 0;
     if (rank == 0) tally.wanted_save = votes[0].wanted_save;
     if (votes[rank].wanted_save != tally.wanted_save) tally.wanted_save = 0;
@@ -105,6 +110,7 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
   const absl::StatusOr<double> scale = UnclippedScale(votes, divisor);
   tally.status = scale.status();
   if (!scale.ok()) return tally;
+  // The scale is positive, so it may be taken out of the norm.
   tally.gradient_norm = CombineNormParts(parts, clip.p) * *scale;
   tally.clip_coefficient = ClipCoefficient(clip.max_norm, tally.gradient_norm);
   tally.gradient_scale = *scale * tally.clip_coefficient;
@@ -113,6 +119,7 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
 
 absl::StatusOr<std::vector<HyperParameters>> GroupsOf(const Op& op, const ControlPage& control,
                                                       const JobConfig& config) {
+  // Numbers from shared memory. Each of them ends up in every rank's update.
   if (!std::isfinite(op.learning_rate_scale) || op.learning_rate_scale < 0)
     return absl::InvalidArgumentError(absl::StrCat("learning-rate scale ", op.learning_rate_scale));
   if (!std::isfinite(op.gradient_divisor) || op.gradient_divisor <= 0)
@@ -137,6 +144,7 @@ absl::StatusOr<std::vector<HyperParameters>> GroupsOf(const Op& op, const Contro
 absl::StatusOr<ClipRule> TallyClipRule(const ControlPage& control, const JobConfig& config) {
   const ClipRule asked = {control.tally_norm_p, control.tally_max_norm};
   if (asked.p == 0) return ClipRule{config.gradient_norm_p, config.max_gradient_norm};
+  // Written so that a NaN is refused too.
   if (!(asked.p > 0))
     return absl::InvalidArgumentError(absl::StrCat("the gradient's norm by p = ", asked.p));
   if (!(asked.max_norm > 0))
@@ -147,6 +155,7 @@ absl::StatusOr<ClipRule> TallyClipRule(const ControlPage& control, const JobConf
 uint64_t HashNumbers(const Op& op, const std::vector<HyperParameters>& groups,
                      const ClipRule& clip) {
   uint64_t hash = 0xcbf29ce484222325;
+  // By bits: numbers that print alike but differ would make the replicas differ.
   const auto mix = [&hash](double x) {
     uint64_t bits;
     std::memcpy(&bits, &x, sizeof(bits));

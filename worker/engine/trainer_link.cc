@@ -15,6 +15,7 @@ constexpr size_t kMaxRequestBytes = size_t{1} << 30;
 }  // namespace
 
 absl::Status TrainerLink::Append(const Op& op) {
+  // The size comes from shared memory, and many pieces add up.
   if (op.message_bytes > kPieceBytes || request_.size() + op.message_bytes > kMaxRequestBytes) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank_.value(), ": a message of ",
                                                    request_.size() + op.message_bytes,
@@ -40,6 +41,7 @@ void TrainerLink::SendPiece() {
 
 void TrainerLink::PublishResult(const absl::Status& status, double gradient_norm, bool non_finite) {
   OpResult& result = control_.result;
+  // Release by the count: the trainer reads the fields once it has seen it.
   result.status_code = status.raw_code();
   result.gradient_norm = gradient_norm;
   result.non_finite = non_finite;
@@ -49,6 +51,7 @@ void TrainerLink::PublishResult(const absl::Status& status, double gradient_norm
 }
 
 void TrainerLink::ReleaseSlot(int unit) {
+  // After the last read of the slot. The trainer acquires it before it writes there again.
   control_.units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
   Bump(&control_.events);
 }

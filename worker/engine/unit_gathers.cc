@@ -54,6 +54,7 @@ absl::Status UnitGathers::Unshard(int unit, bool full_precision) {
     return absl::FailedPreconditionError(absl::StrCat(
         "unit '", context_.UnitName(unit), "': unshard before the job has initial values"));
   }
+  // Refused operations change nothing and reach no peer.
   RETURN_IF_ERROR(context_.Transit(unit, UnitEvent::kUnshard));
   const RankEngineOptions& options = context_.options;
   const int64_t step = context_.order.step();
@@ -63,14 +64,17 @@ absl::Status UnitGathers::Unshard(int unit, bool full_precision) {
       OpKind::kUnshard, unit, context_.UnitOf(unit).shards.padded_numel(),
       full_precision ? context_.FullDTypeOf(unit) : context_.MemoryOf(unit).compute_dtype));
   options.recorder->Started(number);
+  // On one host this is all that an unshard waits for: the slices are in their place already.
   RETURN_IF_ERROR(AwaitPeersAt(step));
   const bool other_memory = full_precision && options.memory->HasOtherFullMemory(unit);
+  // It was gathered in low precision, which is other memory in the same slot.
   if (other_memory && slots_.HasSlot(unit)) DropAhead(unit);
   RETURN_IF_ERROR(TakeSlot(unit));
   slots_.Open(unit, other_memory);
   RETURN_IF_ERROR(other_memory ? PublishFullPrecision(unit) : remote_.Open(unit, step));
   options.recorder->Done(number);
   RETURN_IF_ERROR(context_.Transit(unit, UnitEvent::kUnshardDone));
+  // Release: a trainer that acquires the state reads parameters of this step.
   WordsOf(unit).state.store(static_cast<uint32_t>(UnitState::kUnsharded),
                             std::memory_order_release);
   WordsOf(unit).unsharded.fetch_add(1, std::memory_order_acq_rel);
@@ -109,6 +113,7 @@ absl::Status UnitGathers::GatherAhead() {
     RETURN_IF_ERROR(TakeSlot(unit));
     slots_.GatherAhead(unit);
     RETURN_IF_ERROR(remote_.GatherAhead(unit, step));
+    // Release, as in Unshard. The trainer takes these words without asking for the unit.
     if (remote_.GathersEachWindow(unit)) {
       const uint32_t next = words.unsharded.load(std::memory_order_relaxed) + 1;
       words.gathered_window.store(next, std::memory_order_release);
@@ -128,6 +133,7 @@ absl::Status UnitGathers::EndForward() {
 }
 
 void UnitGathers::ParametersChange(bool windows_are_closed) {
+  // Before anything is overwritten: the trainer reads these words without the executor.
   for (int unit = 0; unit < context_.num_units(); ++unit)
     WordsOf(unit).gathered_window.store(0, std::memory_order_release);
   slots_.Forget();
@@ -156,6 +162,7 @@ absl::Status UnitGathers::TakeSlot(int unit) {
     }
     DropAhead(other);
   }
+  // The unit before it in the slot may still be read by the trainer's GPU.
   const uint32_t event = slots_.TakeReadUntil(unit);
   if (event == 0) return absl::OkStatus();
   const absl::Status read = context_.options.window_events->Await(
@@ -176,8 +183,10 @@ absl::Status UnitGathers::AwaitPeersAt(int64_t step) {
   for (int peer = topology.FirstRank(host); peer < topology.FirstRank(host + 1); ++peer) {
     WaitWord& word = options.group->ranks[topology.LocalIndex(peer)].applied_version;
     while (true) {
+      // The version wraps around as the step's low bits do.
       const uint32_t seen = word.value.load(std::memory_order_acquire);
       if (static_cast<int32_t>(seen - version) >= 0) break;
+      // The interrupt ends the wait below, so it is looked at in each round.
       RETURN_IF_ERROR(context_.interrupt.Check());
       if (SteadyNow() >= deadline) {
         return absl::DeadlineExceededError(absl::StrCat("rank ", options.rank.value(), ": rank ",
@@ -194,6 +203,7 @@ absl::Status UnitGathers::AwaitPeersAt(int64_t step) {
 absl::Status UnitGathers::Reshard(const Op& op) {
   const int unit = op.unit;
   RETURN_IF_ERROR(context_.CheckUnit(unit));
+  // The trainer names an event only where slots are shared, and a unit without a slot has none.
   if (op.array != 0 && (!context_.OnDevice() || !slots_.HasSlot(unit))) {
     return absl::InvalidArgumentError(absl::StrCat("unit '", context_.UnitName(unit),
                                                    "': reshard after an event, without a slot"));

@@ -16,9 +16,11 @@ uint64_t WindowTag(int64_t epoch, int64_t step) {
 }
 
 void OpenWindow(WindowWord* word, uint64_t tag) {
+  // Relaxed: the exchange below has the order that matters.
   uint64_t seen = word->load(std::memory_order_relaxed);
   uint64_t next;
   do {
+    // Counts of another tag were left by killed ranks or an older step, and are dropped.
     next = (seen & ~kCountMask) == tag ? seen + 1 : tag + 1;
   } while (!word->compare_exchange_weak(seen, next, std::memory_order_acq_rel,
                                         std::memory_order_relaxed));
@@ -27,9 +29,11 @@ void OpenWindow(WindowWord* word, uint64_t tag) {
 bool CloseWindow(WindowWord* word, uint64_t tag) {
   uint64_t seen = word->load(std::memory_order_relaxed);
   do {
+    // Already dropped by a rank that is further on.
     if ((seen & ~kCountMask) != tag || (seen & kCountMask) == 0) return false;
   } while (!word->compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel,
                                         std::memory_order_relaxed));
+  // True for the last window of the host alone.
   return seen - 1 == tag;
 }
 

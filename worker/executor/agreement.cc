@@ -31,6 +31,7 @@ struct Cause {
 
 std::vector<Cause> CausesOf(const std::vector<absl::Status>& by_rank) {
   std::vector<Cause> causes;
+  // Ranks usually fail alike: one cause is told once, with the ranks that have it.
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     if (by_rank[rank].ok()) continue;
     const auto same = std::find_if(causes.begin(), causes.end(), [&](const Cause& cause) {
@@ -93,20 +94,24 @@ std::string TextOf(absl::string_view what, const std::vector<Cause>& causes, siz
 
 absl::Status JoinOutcomes(absl::string_view what, const std::vector<absl::Status>& by_rank) {
   constexpr size_t kStepBytes = 16, kLeastBytes = 64;
+  // In rank order: every rank makes the same text.
   const std::vector<Cause> causes = CausesOf(by_rank);
   if (causes.empty()) return absl::OkStatus();
   size_t max_bytes = kMaxCauseBytes;
   std::string text = TextOf(what, causes, max_bytes);
+  // A packet and a page have room for so much. The causes are shortened, the ranks are kept.
   while (text.size() > kMaxJoinedBytes && max_bytes > kLeastBytes) {
     max_bytes -= kStepBytes;
     text = TextOf(what, causes, max_bytes);
   }
+  // The first rank's code: one answer for all trainers.
   return absl::Status(causes[0].status.code(), text);
 }
 
 absl::Status AgreeOn(absl::string_view what, absl::Status* status, Communicator* communicator) {
   Outcome outcome;
   outcome.code = status->raw_code();
+  // A fixed size, so that one all-gather is enough.
   StoreText(WithoutMiddle(status->message(), kMaxCauseBytes - 1), outcome.message, kMaxCauseBytes);
   std::vector<Outcome> all(communicator->size());
   RETURN_IF_ERROR(communicator->AllGather(&outcome, all.data(), sizeof(Outcome)));

@@ -57,6 +57,7 @@ absl::Status EpochCommunicators::ExchangeWith(int rank, absl::Span<const PeerMes
 }
 
 void EpochCommunicators::Leave() {
+  // Communicators end before what they point at.
   files_between_hosts_ = nullptr;  // It points into files_.
   files_.reset();
   reduce_.reset();
@@ -86,6 +87,7 @@ absl::StatusOr<std::unique_ptr<ShmCommunicator>> EpochCommunicators::JoinHost(Ep
 
 void EpochCommunicators::FindDirectWay() {
   // Several ranks of a GPU share its parameters, and what is offloaded is not on it.
+  // The same on all ranks of a host, but not on all hosts: AgreeOnWay decides for all.
   const bool possible = memory_->device->is_separate() && memory_->spans_workers() &&
                         memory_->topology.NumRanks(memory_->host()) == 1 &&
                         !memory_->state_is_addressable() && make_direct_ != nullptr;
@@ -105,6 +107,7 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
     uint8_t has_slots;
     DirectPlace place;
   };
+  // Asked in each epoch: a registration that failed before is not tried again.
   const absl::Status registers = direct_ == nullptr ? absl::OkStatus() : direct_->CanRegister();
   const OfRank mine = {direct_ == nullptr ? Way::kByHost
                        : registers.ok()   ? Way::kDirectAndRegistered
@@ -112,8 +115,10 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
                        static_cast<uint8_t>(memory_->parameters.plan.num_slots() > 0),
                        direct_ == nullptr ? DirectPlace() : direct_->place()};
   std::vector<OfRank> all(control->size());
+  // Every rank sees the same answers, so all choose the same way.
   RETURN_IF_ERROR(control->AllGather(&mine, all.data(), sizeof(mine)));
   slots_.reset();
+  // If some rank has slots, the order of gathers depends on them, so all ranks keep this table.
   if (std::any_of(all.begin(), all.end(), [](const OfRank& rank) { return rank.has_slots != 0; })) {
     ASSIGN_OR_RETURN(slots_,
                      ParameterPlan::InSlots(memory_->layout, memory_->config, memory_->plan));
@@ -165,7 +170,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> EpochCommunicators::JoinDirect(Joi
 }
 
 absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& start) {
+  // Before joining: what failed in an earlier epoch must not fail this one.
   RETURN_IF_ERROR(RenewKernels());
+  // The rows are joined in one order on all ranks: each join waits for the peers'.
   ASSIGN_OR_RETURN(Joined reduce, JoinRow(epoch, Row::kReduce, start));
   ASSIGN_OR_RETURN(Joined files, JoinRow(epoch, Row::kFiles, start));
   files_ = std::move(files.communicator);
@@ -192,6 +199,7 @@ absl::StatusOr<EpochCommunicators::Joined> EpochCommunicators::JoinRow(
     Epoch epoch, Row row, const v1::ExecutorStart& start) {
   ASSIGN_OR_RETURN(std::unique_ptr<ShmCommunicator> local, JoinHost(epoch, row));
   // The worker ends the epoch in shared memory, while this thread reads none of its commands.
+  // It is called only while the communicator lives.
   const auto ended = [local = local.get()] { return local->aborted(); };
   if (!memory_->spans_workers()) return Joined{std::move(local), nullptr, ended};
   if (meshes_ == nullptr) return absl::InternalError("the epoch was not prepared");
@@ -206,6 +214,7 @@ absl::StatusOr<EpochCommunicators::Joined> EpochCommunicators::JoinRow(
       options.mesh,
       meshes_->Connect(row, start, SteadyNow() + memory_->config.collective_timeout, ended));
   auto communicator = std::make_unique<HostsCommunicator>(std::move(options));
+  // The files' row is also used between two ranks alone, for rebuilt shards.
   HostsCommunicator* between_hosts = communicator.get();
   return Joined{std::move(communicator), between_hosts, ended};
 }

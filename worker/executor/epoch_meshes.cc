@@ -14,6 +14,7 @@ absl::StatusOr<std::unique_ptr<EpochMeshes>> EpochMeshes::Listen(const RankTopol
                                                                  Rank rank, Epoch epoch,
                                                                  const std::string& data_host) {
   auto meshes = std::make_unique<EpochMeshes>();
+  // A mesh for each row: operations of two threads must not meet in one.
   for (std::unique_ptr<PeerMesh>& mesh : meshes->meshes_) {
     PeerMesh::Options options;
     options.rank = static_cast<int>(rank.value());
@@ -34,6 +35,7 @@ absl::StatusOr<std::unique_ptr<PeerMesh>> EpochMeshes::Connect(Row row,
   const size_t index = static_cast<size_t>(row);
   std::map<int, std::string> addresses;
   for (const auto& [rank, all] : start.rank_addresses()) {
+    // From other workers, through the coordinator. A rank without an address is missed in Connect.
     const std::vector<std::string> rows = absl::StrSplit(all, ',');
     if (rows.size() == kNumRows) addresses[rank] = rows[index];
   }

@@ -24,6 +24,7 @@ namespace {
 // The same outcome for all ranks where a request is malformed on some.
 absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator,
                         v1::LoadRequest* request, absl::Status* outcome) {
+  // Not returned yet: the other ranks wait in AgreeOn.
   if (!request->ParseFromString(bytes))
     *outcome = absl::InvalidArgumentError("the trainer's request is malformed");
   if (!request->refusal().empty()) *outcome = absl::InvalidArgumentError(request->refusal());
@@ -46,12 +47,15 @@ ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, int64_t direct_write_
 std::vector<ShardSegment> ExecutorFiles::OwnSegments() const {
   std::vector<ShardSegment> own;
   for (const ShardSegment& segment : segments_) {
+    // One of each group of replicas writes: they are equal to the bit.
     if (!memory_.layout.units[segment.unit].shards.IsReplica(memory_.rank)) own.push_back(segment);
   }
   return own;
 }
 
 absl::Status ExecutorFiles::CheckTrainersPath(const std::string& path) const {
+  // The executor has the worker's rights, a foreign trainer has not: it names paths below the roots
+  // only.
   return memory_.had_foreign_trainer() ? CheckBelow(path, memory_.save_roots) : absl::OkStatus();
 }
 
@@ -62,10 +66,12 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
   }
   std::string root;
   RETURN_IF_ERROR(book_.Fill(request, &root));
+  // Plain before it is compared or reported: ranks must mean the same folder.
   if (request->refusal().empty()) {
     ASSIGN_OR_RETURN(*request->mutable_path(), PlainPath(request->path()));
   }
   RETURN_IF_ERROR(CheckSaveRequest(*request));
+  // A requested save may go below its own root alone.
   if (!root.empty()) return CheckBelow(request->path(), {root});
   // The coordinator has checked a request's path, as far as it can.
   return request->wish() != 0 ? absl::OkStatus() : CheckTrainersPath(request->path());
@@ -75,6 +81,7 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
                                  std::string* reply, absl::Status* outcome) {
   v1::SaveRequest request;
   v1::SaveReply answer;
+  // One save at a time: the next one waits for the one before.
   background_.End();
   // Every rank counts every request, refused ones too, so that the ranks' numbers agree.
   book_.Next();
@@ -94,6 +101,7 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   if (agreed.ok() && outcome->ok())
     agreed = FindMadeSave(request, memory_, communicator_, &made, outcome);
   if (agreed.ok() && outcome->ok() && made.is_made) {
+    // An earlier attempt of the same request published it: it is not made twice (docs/adr/0053).
     *reply = made.reply.SerializeAsString();
     book_.End(request, made.step, agreed, *outcome, made.reply);
     return agreed;
@@ -104,8 +112,11 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
       return BeginInBackground(request, made.request, state, outcome);
     const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
     if (creates_file)
+      // Told before anything is created, so that the supervisor can remove what a dead executor
+      // leaves.
       report_saving_(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
     agreed = SaveNow(request, made.request, state, &answer, outcome);
+    // Nothing unfinished is left from here on.
     if (creates_file) report_saving_("");
     *reply = answer.SerializeAsString();
   }
@@ -147,6 +158,7 @@ absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
   *outcome = background_.Prepare(request, state, Control(asked_for));
   const absl::Status agreed = AgreeOn("save", outcome, communicator_);
   if (!agreed.ok() || !outcome->ok()) {
+    // Also ends what this rank has begun and another has not.
     background_.End();
     book_.End(request, step, agreed, *outcome, {});
     return agreed;
@@ -175,6 +187,7 @@ absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
 absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* state,
                                  std::string* reply, absl::Status* outcome) {
   v1::LoadRequest request;
+  // A background save reads the state that the load overwrites.
   background_.End();
   RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
   if (!outcome->ok()) return absl::OkStatus();

@@ -22,6 +22,7 @@ absl::StatusOr<Mapping> MapAtLeast(int fd, int64_t size_bytes, Access access,
                                    absl::string_view what) {
   absl::StatusOr<Mapping> mapping = Mapping::CreateWhole(fd, access);
   if (!mapping.ok()) return Annotate(mapping.status(), what);
+  // The worker's arithmetic and this one must agree. A region that is too small would be a SIGBUS.
   if (mapping->size_bytes() < size_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, " region has ", mapping->size_bytes(), " bytes of ", size_bytes));
@@ -32,6 +33,7 @@ absl::StatusOr<Mapping> MapAtLeast(int fd, int64_t size_bytes, Access access,
 absl::StatusOr<RankTopology> TopologyOf(const v1::Job& job, int world_size) {
   std::vector<std::string> workers(world_size);
   for (const v1::RankPlacement& placement : job.placements()) {
+    // The worker checked the placements. These bounds guard the vector.
     if (placement.rank() < 0 || placement.rank() >= world_size) {
       return absl::InvalidArgumentError(
           absl::StrCat("executor setup: rank ", placement.rank(), " of ", world_size, " placed"));
@@ -69,6 +71,7 @@ absl::Status MapHostRegions(const Packet& packet, ExecutorMemory* memory) {
   const auto map = [&](SetupFd fd, int64_t size_bytes, absl::string_view what) {
     return MapAtLeast(packet.fds[fd].get(), size_bytes, Access::kReadWrite, what);
   };
+  // One byte at least of the communicator's channels, whose size is checked where they are joined.
   ASSIGN_OR_RETURN(
       memory->group,
       map(kGroup, ChannelOffsetBytes(memory->plan, memory->num_local_ranks()) + 1, "group"));
@@ -106,6 +109,7 @@ absl::Status MapGradients(const Packet& packet, ExecutorMemory* memory) {
   const int own = memory->topology.LocalIndex(static_cast<int>(memory->rank.value()));
   for (int i = 0; i < num_ranks; ++i) {
     // Its own one also takes what the trainer wants to read.
+    // Peers' gradients are only read.
     const Access access = i == own ? Access::kReadWrite : Access::kReadOnly;
     ASSIGN_OR_RETURN(Mapping gradients,
                      MapAtLeast(packet.fds[kFixedFds + i].get(),
@@ -151,6 +155,7 @@ std::vector<RegionPart> PartsToTake(const Packet& packet, const ExecutorMemory& 
     parts.push_back({state, 0, parameters * (1 + num_moments), "state"});
     parts.push_back({state, reduced, plan.state_region_bytes() - reduced, "reduced gradients"});
   }
+  // One rank takes what all share.
   if (own == 0 && !memory.device->is_separate()) {
     const HostMemory host = plan.host_memory(/*parameters_on_host=*/true, /*state_on_host=*/true);
     parts.push_back({packet.fds[kParameters].get(), 0, host.shared_bytes, "parameters"});
@@ -168,6 +173,7 @@ absl::Status TakeHostMemory(const Packet& packet, const ExecutorMemory& memory) 
                       absl::StrCat("the ", part.what, " of rank ", memory.rank.value()));
     if (!status.ok()) break;
   }
+  // Epochs have begun here: the memory holds a state, whatever is missing of it.
   if (status.ok() || memory.group_page()->has_begun.load() != 0) return status;
   for (const RegionPart& part : parts) GiveMemoryBack(part.fd, part.offset_bytes, part.size_bytes);
   return status;
@@ -195,6 +201,7 @@ void ExecutorMemory::PinSums() {
   const absl::Time began = SteadyNow();
   const int64_t begin = plan.ReducedGradientOffsetBytes();
   const int64_t size_bytes = plan.state_region_bytes() - begin;
+  // On a thread of its own: pinning takes long, and sums work without it.
   absl::StatusOr<Buffer> pinned = device->Pin(state.data_as<std::byte>() + begin, size_bytes);
   if (pinned.ok()) {
     pinned_sums = *std::move(pinned);
@@ -227,6 +234,7 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   ASSIGN_OR_RETURN(memory.plan, JobMemory::Create(memory.layout, memory.config));
   RETURN_IF_ERROR(MapHostRegions(packet, &memory));
   absl::string_view name = packet.bytes;
+  // The prefix tells whether this executor shares its device's memory by name.
   memory.in_process = absl::ConsumePrefix(&name, kSetupInProcessPacket);
   const absl::StatusOr<DeviceName> device = ParseDeviceName(absl::StripPrefix(name, kSetupPacket));
   if (!device.ok()) {
@@ -240,6 +248,7 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
                    ParameterPlan::Of(memory.layout, memory.config, memory.plan, memory.topology,
                                      memory.device->is_separate() && !memory.in_process));
   const size_t num_slots = parameters.num_slots();
+  // Indices of descriptors below come from this count.
   if (packet.fds.size() != kFixedFds + num_ranks * gradients_of_rank + num_slots) {
     return absl::InvalidArgumentError(absl::StrCat("executor setup: ", packet.fds.size(),
                                                    " descriptors for ", num_ranks, " ranks on ",
@@ -248,6 +257,7 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   if (memory.config.shard_group_size > 0) memory.device->PutGathersFirst();
   RETURN_IF_ERROR(MapDeviceRegions(packet, std::move(parameters), &memory));
   RETURN_IF_ERROR(MapGradients(packet, &memory));
+  // Now, and not page by page in the first step.
   RETURN_IF_ERROR(TakeHostMemory(packet, memory));
   return memory;
 }

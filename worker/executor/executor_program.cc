@@ -50,6 +50,7 @@ int RunExecutorProgram(int argc, char** argv, ExecutorMachine machine) {
   });
   if (const auto ended = ParseCommandLine(&app, argc, argv)) return *ended;
   EndFirst();
+  // Other processes of the user must not reach its memory and descriptors through /proc.
   if (!debuggable) CloseProcess();
   SetLogContext("executor " + label);
   LetFilesBeMapped();

@@ -21,6 +21,7 @@ absl::Status ReadAt(int file, int64_t offset_bytes, void* into, int64_t size_byt
   while (size_bytes > 0) {
     const ssize_t got = pread(file, next, size_bytes, offset_bytes);
     if (got < 0 && errno == EINTR) continue;
+    // The file ends before what the manifest says.
     if (got <= 0) {
       return absl::DataLossError(
           absl::StrCat("byte ", offset_bytes, " of the stored values cannot be read"));
@@ -35,6 +36,8 @@ absl::Status ReadAt(int file, int64_t offset_bytes, void* into, int64_t size_byt
 }  // namespace
 
 absl::Status ExecutorPuts::ReadManifest(const v1::ExecutorPut& command, Put* put) const {
+  // Manifest and offsets come from a file that the worker wrote. They are checked all the same,
+  // since they become offsets in a state.
   if (!put->file.valid() || command.put() == 0)
     return absl::DataLossError("a put without a file, or without a number");
   if (command.manifest_offset_bytes() < 0 || command.manifest_size_bytes() < 0 ||
@@ -53,6 +56,7 @@ absl::Status ExecutorPuts::ReadManifest(const v1::ExecutorPut& command, Put* put
       put->buffers[range.job_parameter()] = {range.numel(), range.offset_bytes(), range.crc32()};
       continue;
     }
+    // Sizes are compared again in Read, with the segment that they go to.
     const bool fits = range.job_parameter() >= 0 && range.job_parameter() < num_parameters_ &&
                       range.array() >= 0 &&
                       range.array() <= static_cast<int>(StateArray::kSecondMoment) &&
@@ -83,6 +87,7 @@ void ExecutorPuts::Give(const v1::ExecutorPut& command, UniqueFd file) {
   put->file = std::move(file);
   const absl::Status read = ReadManifest(command, put.get());
   absl::MutexLock lock(&mu_);
+  // Given again by a worker that is not sure: the one that is here stands.
   if (put_ != nullptr && put_->id == command.put()) return;
   if (!read.ok()) return gone_(command.put(), std::string(read.message()));
   // The engine reads the offered put without the lock, so it stays until Settle().
@@ -110,6 +115,7 @@ void ExecutorPuts::ForgetLocked(const std::string& failure) {
 uint64_t ExecutorPuts::Offer(uint64_t decided) {
   absl::MutexLock lock(&mu_);
   if (put_ == nullptr) return 0;
+  // The put was applied and its end not told: it must not be voted on again.
   if (put_->id == decided) {  // In an epoch that ended right after it.
     ForgetLocked("");
     return 0;
@@ -137,6 +143,7 @@ absl::Status ExecutorPuts::Read(
          {StateArray::kParameter, StateArray::kFirstMoment, StateArray::kSecondMoment}) {
       const RangeKey key = {segment.job_parameter, static_cast<int>(array),
                             segment.parameter_begin_elements};
+      // A put that sets some elements of an array of a parameter sets all of this rank's.
       if (!Sets(*offered_, segment.job_parameter, array)) continue;
       const auto it = offered_->ranges.find(key);
       if (it == offered_->ranges.end()) {
@@ -152,6 +159,7 @@ absl::Status ExecutorPuts::Read(
       }
       const auto size_bytes = static_cast<int64_t>(into.size_bytes());
       RETURN_IF_ERROR(ReadAt(offered_->file.get(), range.offset_bytes, into.data(), size_bytes));
+      // After it is in its place: what was read is what is checked.
       if (Crc32(into.data(), into.size_bytes()) != range.crc32) {
         return absl::DataLossError(absl::StrCat("parameter ", segment.job_parameter,
                                                 ": the stored values were changed on disk"));
@@ -190,6 +198,7 @@ void ExecutorPuts::EndEpoch() {
   absl::MutexLock lock(&mu_);
   is_offered_ = false;
   offered_ = nullptr;
+  // Offered in an epoch that ended: nobody counts that vote.
   if (put_ != nullptr && is_dropped_) ForgetLocked("");
 }
 

@@ -10,6 +10,7 @@
 namespace tessera {
 
 void KeeperLink::Send(const v1::ExecutorEvent& event) {
+  // If the worker is gone, the reader of commands sees it.
   (void)SendPacket(options_.socket, event.SerializeAsString());
 }
 
@@ -24,6 +25,7 @@ void KeeperLink::BeginEpoch(Epoch epoch) {
 
 void KeeperLink::AbortEpoch(const absl::Status& reason) {
   absl::MutexLock lock(&mu_);
+  // The first reason is the cause.
   if (abort_reason_.ok()) abort_reason_ = reason;
 }
 
@@ -39,6 +41,7 @@ bool KeeperLink::aborted() const {
 
 void KeeperLink::OnRelease(const v1::OrderRelease& release) {
   absl::MutexLock lock(&mu_);
+  // A release that arrives late is of an older epoch, and would let another operation pass.
   if (release.epoch() != epoch_.value()) return;
   released_ = {release.step(), release.pass(), release.sequence()};
 }
@@ -55,17 +58,20 @@ absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, const OrderPlace&
   order->mutable_entry()->set_unit(entry.unit);
   order->mutable_entry()->set_dtype(EncodeDType(entry.dtype));
   order->mutable_entry()->set_count(entry.count_elements);
+  // Held from before the announcement: its release cannot be missed.
   absl::MutexLock lock(&mu_);
   order->set_epoch(epoch_.value());
   // First, so that the coordinator hears of finished steps before it hears of a later one.
   SendReportsLocked();
   Send(event);
   const auto released = [this, &place]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    // Woken by a release, by the worker's abort, or by an error of this executor's stream.
     return released_ == place || !abort_reason_.ok() || !interruption_.ok();
   };
   if (!AwaitWithTimeout(&mu_, absl::Condition(&released), options_.release_timeout)) {
     return NotReleased(entry, place);
   }
+  // A release wins over an abort that came with it: the next operation sees the abort.
   if (released_ == place) return absl::OkStatus();
   return abort_reason_.ok() ? interruption_ : abort_reason_;
 }
@@ -85,6 +91,7 @@ absl::Status KeeperLink::NotReleased(const OrderEntry& entry, const OrderPlace& 
 void KeeperLink::ReportStep(Step step, uint64_t order_hash) {
   absl::MutexLock lock(&mu_);
   v1::StepReport& report = kept_back_;
+  // Only steps in a row travel together. Each brings its hash.
   if (report.epoch() != 0 && report.step() + 1 == step.value()) {
     report.add_earlier_order_hashes(report.order_hash());
   } else {
@@ -95,6 +102,7 @@ void KeeperLink::ReportStep(Step step, uint64_t order_hash) {
   }
   report.set_step(step.value());
   report.set_order_hash(order_hash);
+  // Sent at once if the last one is long ago: only fast steps are kept back.
   if (report.earlier_order_hashes_size() == kMaxEarlierReports ||
       SteadyNow() - reported_at_ >= options_.report_interval) {
     SendReportsLocked();

@@ -49,6 +49,7 @@ class RankExecutor {
         recorder_(memory_.flight_ring()),
         communicators_(&memory_, machine.make_direct) {}
   ~RankExecutor() {
+    // The engine's thread uses everything below, so it is joined before anything is destroyed.
     Quiesce(absl::AbortedError("the executor ends"));
     if (pinning_.joinable()) pinning_.join();
   }
@@ -131,8 +132,10 @@ absl::Status RankExecutor::Open() {
   RETURN_IF_ERROR(communicators_.Open());
   memory_.control_page()->executor_pid.store(getpid());
   v1::ExecutorEvent event;
+  // Last: from here on the worker may start an epoch.
   event.mutable_ready();
   link_.Send(event);
+  // After ready, since it is not needed for the first step. Without it sums go another way.
   absl::StatusOr<std::thread> pinning = StartThread("pinning", [this] { memory_.PinSums(); });
   if (pinning.ok()) pinning_ = *std::move(pinning);
   return absl::OkStatus();
@@ -156,6 +159,7 @@ absl::Status RankExecutor::CreateKernels() {
 absl::Status RankExecutor::ClearDeviceMemory() {
   const int own = memory_.topology.LocalIndex(static_cast<int>(memory_.rank.value()));
   std::atomic<uint32_t>& cleared = memory_.group_page()->ranks[own].device_cleared;
+  // Memory of a trainer's process is new with each executor, whatever the page says.
   if (!memory_.in_process && cleared.load(std::memory_order_acquire) != 0) return absl::OkStatus();
   const Buffer& gradients = memory_.device_gradients[own];
   kernels_->Clear(gradients.data(), memory_.plan.device_gradient_region_bytes());
@@ -170,6 +174,7 @@ absl::Status RankExecutor::ClearDeviceMemory() {
     }
   }
   RETURN_IF_ERROR(kernels_->Finish());
+  // Release: set only when the memory is clear. A successor of a killed executor clears again.
   cleared.store(1, std::memory_order_release);
   return absl::OkStatus();
 }
@@ -179,6 +184,7 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<Unique
     case v1::ExecutorCommand::kStart: {
       const Epoch epoch(command.start().epoch());
       const absl::Status status = StartEpoch(command.start());
+      // A start that failed ends its epoch, not the executor, if the device still works.
       if (status.ok()) return true;
       if (!CheckDevice(epoch)) return false;
       ReportFailure(epoch, status);
@@ -191,7 +197,9 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<Unique
       const absl::StatusCode code = command.abort().code() == 0
                                         ? absl::StatusCode::kAborted
                                         : static_cast<absl::StatusCode>(command.abort().code());
+      // Joins the engine's thread: after this nothing writes to the job's memory.
       Quiesce(absl::Status(code, command.abort().reason()));
+      // Stuck in a library: quiet cannot be promised.
       if (!IsWell(Epoch(command.abort().epoch()), communicators_.status())) return false;
       return Answer(command.abort());
     }
@@ -256,17 +264,20 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
 absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   const Epoch epoch(start.epoch());
   if (engine_ != nullptr) Quiesce(absl::AbortedError("a new epoch starts"));
+  // Waits for the peers of the epoch, at most until the collective timeout.
   RETURN_IF_ERROR(communicators_.Join(epoch, start));
   if (memory_.device->is_separate()) {
     gradient_events_ =
         std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
     window_events_ = std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
   }
+  // Before the engine may fail: what it reports names this epoch.
   running_epoch_.store(epoch.value());
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);
   files_.BeginEpoch(communicators_.files());
   engine_ = std::make_unique<RankEngine>(EngineOptions(epoch));
+  // A rebuild waits for other ranks, so it is not done on the thread that hears of aborts.
   if (start.rebuilt_ranks_size() > 0) {
     ASSIGN_OR_RETURN(engine_thread_,
                      StartThread("the rank's engine", [this, start] { RebuildAndRun(start); }));
@@ -301,6 +312,7 @@ absl::Status RankExecutor::Rebuild(const v1::ExecutorStart& start) {
     return absl::OkStatus();
   }
   // What it gives is what it comes to.
+  // It may have a decided step to make up first.
   RETURN_IF_ERROR(engine_->Reach(Step(start.resume_step())));
   for (const int target : duties.targets)
     RETURN_IF_ERROR(exchange.SendTo(target, start.resume_step()));
@@ -330,6 +342,7 @@ absl::StatusOr<bool> RankExecutor::BeginEngine(const v1::ExecutorStart& start) {
 void RankExecutor::RebuildAndRun(const v1::ExecutorStart& start) {
   absl::Status status = Rebuild(start);
   // None runs before all are whole: their waits for each other are shorter than a rebuild may be.
+  // In the files' row, whose patience is longer.
   if (status.ok()) status = communicators_.files()->Barrier();
   if (status.ok()) {
     const absl::StatusOr<bool> runs = BeginEngine(start);
@@ -342,6 +355,7 @@ void RankExecutor::RebuildAndRun(const v1::ExecutorStart& start) {
 void RankExecutor::RunEngine(Epoch epoch) { EndRun(epoch, engine_->Run()); }
 
 void RankExecutor::EndRun(Epoch epoch, const absl::Status& status) {
+  // Whatever the engine returned, a device that fails is the cause.
   if (!CheckDevice(epoch)) return;
   if (status.ok()) return;  // Nothing was to be run.
   // Aborted: a peer failed, and reports it. Told by the worker: it knows.
@@ -358,6 +372,7 @@ void RankExecutor::Leave() {
   link_.AbortEpoch(absl::AbortedError("the executor ends"));  // Not a failure of its own.
   if (!engine_->Leave()) return;
   engine_thread_.join();
+  // No abort of the communicators: peers may still read what this rank sent.
   engine_.reset();
   communicators_.Leave();
   v1::ExecutorEvent event;
@@ -374,6 +389,7 @@ bool RankExecutor::IsWell(Epoch epoch, const absl::Status& status) {
   ReportFailure(epoch, status);
   {
     absl::MutexLock lock(&mu_);
+    // Before the socket is cut, which wakes the thread that reads it.
     device_status_ = status;
   }
   shutdown(socket_, SHUT_RD);
@@ -384,6 +400,7 @@ bool RankExecutor::Answer(const v1::ExecutorAbort& abort) {
   v1::ExecutorEvent event;
   event.mutable_quiesced()->set_epoch(abort.epoch());
   if (abort.prepare() && memory_.spans_workers()) {
+    // A new mesh, and with it a new secret, for each preparation.
     const absl::StatusOr<std::string> address = communicators_.Listen(Epoch(abort.epoch()));
     if (!address.ok()) {
       TESSERA_LOG(ERROR, "{}", address.status().ToString());
@@ -402,6 +419,7 @@ void RankExecutor::ReportFailure(Epoch epoch, const absl::Status& status) {
   event.mutable_failure()->set_epoch(epoch.value());
   event.mutable_failure()->set_rank(memory_.rank.value());
   event.mutable_failure()->set_reason(PrintableUtf8(status.message()));
+  // Of the trainer's own error its peers get the code too.
   if (engine_ != nullptr && engine_->trainer_failed())
     event.mutable_failure()->set_code(status.raw_code());
   link_.Send(event);
@@ -434,7 +452,9 @@ void RankExecutor::SendSaveReport(v1::SaveReport report) {
 }
 
 void RankExecutor::Quiesce(const absl::Status& reason) {
+  // The reason first, so that the threads that end find it.
   link_.AbortEpoch(reason);
+  // In this order: saves look at the flag, collectives at the abort, the engine at its interrupt.
   files_.Stop();
   if (communicators_.files() != nullptr) communicators_.files()->Abort(reason);
   if (engine_ != nullptr) engine_->Stop(reason);
@@ -454,12 +474,14 @@ absl::Status RankExecutor::Close() {
 absl::Status Obey(int socket, RankExecutor* executor) {
   while (true) {
     absl::StatusOr<Packet> packet = ReceivePacket(socket);
+    // A failed device has cut the socket's reading side.
     RETURN_IF_ERROR(executor->device_status());
     if (!packet.ok()) {  // The worker is gone, or the trainer that has this executor.
       executor->Leave();
       return absl::OkStatus();
     }
     v1::ExecutorCommand command;
+    // A message that is malformed is as good as a worker that is gone.
     if (!command.ParseFromString(packet->bytes) ||
         !executor->Handle(command, std::move(packet->fds)))
       return executor->device_status();
@@ -476,6 +498,7 @@ absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
     // Its end alone would not say why.
     v1::ExecutorEvent event;
     event.mutable_failure()->set_reason(PrintableUtf8(memory.status().message()));
+    // If it does not arrive, the worker still sees the end.
     (void)SendPacket(socket.get(), event.SerializeAsString());
     return memory.status();
   }
@@ -484,6 +507,7 @@ absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
   const absl::Status status = Obey(socket.get(), &executor);
   // What is destroyed from here on might wait for the stuck call, or take away what it uses.
   const absl::Status stuck = executor.Close();
+  // Nothing is destroyed: a stuck thread uses it.
   if (!stuck.ok() && machine.end_process != nullptr)
     machine.end_process(status.ok() ? stuck : status);
   return status;

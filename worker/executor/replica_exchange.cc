@@ -15,6 +15,7 @@ constexpr int64_t kBytesAtOnce = int64_t{64} << 20;
 
 // Of one host, what all of its ranks have in common.
 std::vector<uint64_t> PlaceForProgress(const ExecutorMemory& memory) {
+  // One word more, for what is a rank's and not its host's.
   return std::vector<uint64_t>(1 + HostProgressWords(static_cast<int>(memory.config.groups.size()),
                                                      memory.plan.num_parameters()));
 }
@@ -29,11 +30,14 @@ absl::StatusOr<ReplicaDuties> DutiesOf(int rank, const std::set<int>& rebuilt,
                                        const ModelLayout& layout, int world_size) {
   int64_t num_shards = 1;
   for (const UnitLayout& unit : layout.units)
+    // The unit in the most shards decides: replicas of it hold replicas of all others.
     num_shards = std::max(num_shards, unit.shards.num_shards());
   ReplicaDuties duties;
   for (const int empty : rebuilt) {
     if (empty < 0 || empty >= world_size)
       return absl::InvalidArgumentError(absl::StrCat("there is no rank ", empty));
+    // The next rank with the same shard that was not lost itself. All ranks compute the same
+    // duties.
     int64_t source = empty % num_shards;
     while (source < world_size && rebuilt.count(static_cast<int>(source)) > 0) source += num_shards;
     if (source >= world_size) {
@@ -62,6 +66,8 @@ std::vector<PeerMesh::Part> ReplicaExchange::StateParts(int peer, int64_t step) 
                                 memory.plan.StateOffsetBytes(array, static_cast<int>(step % 2)) +
                                 segment.state_begin_elements * SizeBytes(segment.dtype);
       const int64_t bytes = segment.numel * SizeBytes(segment.dtype);
+      // Segments that adjoin are one part, so that a rank with an image and one without send the
+      // same bytes.
       const bool follows =
           !parts.empty() && static_cast<std::byte*>(parts.back().data) + parts.back().bytes == at;
       if (follows) {
@@ -87,6 +93,7 @@ absl::Status ReplicaExchange::MoveAll(int peer, std::vector<PeerMesh::Part> part
   };
   for (PeerMesh::Part& part : parts) {
     while (part.bytes > 0) {
+      // Cut by bytes, not by parts: both sides cut at the same places, however their parts lie.
       const int64_t bytes = std::min(part.bytes, kBytesAtOnce - piece_bytes);
       piece.push_back({peer, part.data, bytes});
       piece_bytes += bytes;
@@ -108,11 +115,13 @@ absl::Status ReplicaExchange::SendTo(int rank, int64_t step) {
   SaveHostProgress(*memory.group_page(), memory.update_counts(), step,
                    static_cast<int>(memory.config.groups.size()),
                    absl::MakeSpan(progress).subspan(1));
+  // First, since it says whether anything follows.
   RETURN_IF_ERROR(MoveAll(rank, {Whole(rank, &progress)}, /*is_sender=*/true));
   if (memory.group_page()->initialized.load() == 0) return absl::OkStatus();
   RETURN_IF_ERROR(FaultPoint("rebuild.before-state"));
   if (options_.image != nullptr) {
     RETURN_IF_ERROR(options_.image->Reserve(options_.kernels));
+    // The GPU's state goes through host memory.
     RETURN_IF_ERROR(options_.image->Pull(static_cast<int>(step % 2), options_.kernels));
   }
   RETURN_IF_ERROR(MoveAll(rank, StateParts(rank, step), /*is_sender=*/true));
@@ -129,6 +138,7 @@ absl::Status ReplicaExchange::ReceiveFrom(int rank, int64_t step) {
   std::vector<uint64_t> progress = PlaceForProgress(memory);
   RETURN_IF_ERROR(MoveAll(rank, {Whole(rank, &progress)}, /*is_sender=*/false));
   const auto words = absl::MakeConstSpan(progress).subspan(1);
+  // The source must be at the step that all resume at.
   RETURN_IF_ERROR(CheckHostProgress(words, step));
   RETURN_IF_ERROR(FaultPoint("rebuild.before-state"));
   if (IsInitialized(words)) {
@@ -147,8 +157,10 @@ absl::Status ReplicaExchange::ReceiveFrom(int rank, int64_t step) {
   RETURN_IF_ERROR(FaultPoint("rebuild.before-publish"));
   RankRecord& record = group->ranks[memory.local_index()];
   record.has_momentum.store(static_cast<uint32_t>(progress[0]));
+  // Before applied_step: a rank that counts as being at a step has its progress.
   RestoreHostProgress(words, group, memory.update_counts(),
                       static_cast<int>(memory.config.groups.size()));
+  // The shard is whole from here on. A kill before this leaves the rank without values.
   record.applied_step.store(step, std::memory_order_release);
   // What trainers read is not there yet: the engine's start publishes it.
   if (IsInitialized(words)) UnpublishApplied(group, memory.local_index());

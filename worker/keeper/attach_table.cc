@@ -22,11 +22,13 @@ constexpr absl::Duration kFormerTrainerTimeout = absl::Minutes(2);
 
 // Whether a trainer that was attached as `claimed` is the one that was attached last, as `former`.
 // A daemon may have ended before it could tell the trainer its newest number.
+// So any earlier number of the rank counts: nobody else was given one.
 bool IsFormer(int64_t claimed, Incarnation former) {
   return claimed > 0 && claimed <= former.value();
 }
 
 // `process`: a descriptor of it.
+// A descriptor of a process, unlike its pid, never comes to mean another one.
 bool IsRunning(const UniqueFd& process) {
   pollfd ended = {process.get(), POLLIN, 0};
   return poll(&ended, 1, 0) == 0;
@@ -47,6 +49,7 @@ absl::Status CheckTrainer(const JobContext& context, const std::string& attach_k
   const LocalRanks& local = context.local();
   const int world_size = context.regions.config().world_size;
   const std::string who = absl::StrCat("job '", context.job_id, "': ");
+  // The kernel names the peer's user. What the request says of itself decides nothing.
   if (!IsOwnUser(peer)) {
     if (attach_key.empty() || !AreEqual(attach_key, request.attach_key())) {
       return absl::PermissionDeniedError(
@@ -54,6 +57,7 @@ absl::Status CheckTrainer(const JobContext& context, const std::string& attach_k
                        " attaches with the key that the coordinator gives the job's owner, and "
                        "has shown another one, or none"));
     }
+    // An executor reads and writes all ranks' memory, which only the worker's user may.
     if (request.hosts_executor()) {
       return absl::PermissionDeniedError(
           absl::StrCat(who, "the trainer of rank ", request.rank(), " runs as user ", peer.uid,
@@ -68,6 +72,7 @@ absl::Status CheckTrainer(const JobContext& context, const std::string& attach_k
   }
   if (request.rank() < 0 || request.rank() >= world_size)
     return absl::NotFoundError(absl::StrCat(who, "no rank ", request.rank(), " of ", world_size));
+  // Trainer and worker compute offsets apart. Equal digests mean that they compute the same ones.
   if (request.layout_digest() != LayoutDigest(context.regions.layout())) {
     return absl::FailedPreconditionError(
         absl::StrCat(who, "the trainer of rank ", request.rank(), " computed another layout"));
@@ -91,6 +96,7 @@ void AttachTable::KeepFor(std::map<int, UniqueFd> former_trainers) {
   for (auto& [rank, process] : former_trainers) {
     if (!context_->local().Has(rank)) continue;
     Entry& entry = Of(Rank(rank));
+    // What the page says was written by the daemon before: a number that it gave.
     entry.former = Incarnation(context_->RecordOf(Rank(rank)).attachment.load());
     entry.former_process = std::move(process);
     entry.former_until = SteadyNow() + kFormerTrainerTimeout;
@@ -99,6 +105,8 @@ void AttachTable::KeepFor(std::map<int, UniqueFd> former_trainers) {
 
 absl::Status AttachTable::CheckIsFree(const Entry& entry, const v1::AttachRequest& request,
                                       absl::Time now) const {
+  // Whether its process still runs does not matter: its socket is open, and the end of it ends the
+  // attachment.
   if (entry.state == AttachState::kAttached) {
     return WithRetry(
         absl::AlreadyExistsError(absl::StrCat("job '", context_->job_id, "': rank ", request.rank(),
@@ -106,6 +114,7 @@ absl::Status AttachTable::CheckIsFree(const Entry& entry, const v1::AttachReques
                                               entry.attachment.value(), ")")),
         v1::RETRY_WHEN_FREE);
   }
+  // The wait is bounded three ways: the former trainer comes, it ends, or its time is over.
   if (!IsFormer(request.former_attachment(), entry.former) && entry.former_process.valid() &&
       now < entry.former_until && IsRunning(entry.former_process)) {
     return WithRetry(
@@ -131,6 +140,7 @@ void AttachTable::EndWhatWasLeft(const Entry& entry, const v1::AttachRequest& re
   // peers'. What the page says of an epoch before, until this one's executor has opened it, is
   // over.
   const ControlPage& page = *context_->regions.control(rank);
+  // Acquire: what the executor reset when it opened the epoch is visible with it.
   if (!IsFormer(request.former_attachment(), entry.former) &&
       epochs_->phase() == EpochPhase::kRunning &&
       page.epoch.load(std::memory_order_acquire) ==
@@ -158,11 +168,13 @@ absl::StatusOr<GivenRank> AttachTable::Attach(const v1::AttachRequest& request,
         v1::RETRY_SOON);
   }
   GivenRank given;
+  // Before the state changes: if a descriptor cannot be made, the rank is still free.
   ASSIGN_OR_RETURN(given.fds, context_->regions.TrainerFds(rank));
   std::pair<UniqueFd, UniqueFd> sockets;
   if (request.hosts_executor()) {
     ASSIGN_OR_RETURN(sockets, CreatePacketSocketPair());
   }
+  // Before the trainer has anything: it stays known also to the next daemon.
   if (!IsOwnUser(peer)) context_->RecordOf(rank).had_foreign_trainer.store(1);
   entry.former_process.Reset();
   entry.state = AttachState::kAttached;
@@ -177,6 +189,7 @@ absl::StatusOr<GivenRank> AttachTable::Attach(const v1::AttachRequest& request,
     given.fds.push_back(std::move(sockets.second));
     return given;
   }
+  // Kept in memory that outlives this daemon, for the next one's KeepFor.
   context_->RecordOf(rank).attachment.store(entry.attachment.value());
   if (context_->vault != nullptr)
     context_->vault->NoteTrainer(context_->vault_owner, rank, peer.pid);
@@ -185,6 +198,7 @@ absl::StatusOr<GivenRank> AttachTable::Attach(const v1::AttachRequest& request,
 
 void AttachTable::Detach(Rank rank, Incarnation attachment, bool clean) {
   Entry& entry = Of(rank);
+  // Of an attachment that has ended: a newer trainer is not disturbed by it.
   if (entry.state != AttachState::kAttached || entry.attachment != attachment) return;
   entry.state = AttachState::kFree;
   entry.offer = nullptr;
@@ -192,9 +206,11 @@ void AttachTable::Detach(Rank rank, Incarnation attachment, bool clean) {
               clean ? "detached" : "died");
   if (context_->vault != nullptr)
     context_->vault->NoteTrainer(context_->vault_owner, rank, /*pid=*/0);
+  // A clean end leaves the epoch to the next trainer, which continues where this one stopped.
   if (clean || epochs_->is_closed()) return;
   epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
   ExecutorSlot& slot = executors_->Of(rank);
+  // An executor in the process that died is gone with it.
   if (slot.host == attachment) slot.End();
 }
 
@@ -206,6 +222,7 @@ void AttachTable::Offer(Entry& entry, Rank rank, UniqueFd socket, int pid,
   entry.offer->attachment = entry.attachment;
   TESSERA_LOG(INFO, "job {} rank {}: its trainer, process {}, hosts its executor", context_->job_id,
               rank.value(), pid);
+  // The rank's present executor has to end first: two of them would write to the same shard.
   epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(),
                                    " hosts the rank's executor from now on"));
   // One that is being prepared waits for the new executor.

@@ -17,6 +17,8 @@ absl::Status Refusal(int64_t step, absl::string_view why) {
 }
 
 absl::StatusOr<StepNumbers> DecodeNumbers(const v1::StepDecision& decision, int64_t step) {
+  // All of this came from another worker. It is written into memory from which steps are made, so
+  // each number is checked.
   StepNumbers numbers;
   numbers.gradient_scale = decision.gradient_scale();
   numbers.gradient_norm = decision.gradient_norm();
@@ -61,6 +63,7 @@ absl::StatusOr<std::vector<bool>> DecodeTouched(const v1::StepDecision& decision
                                                 size_t num_parameters) {
   std::vector<bool> touched(decision.touched().size() * 8);
   for (size_t i = 0; i < touched.size(); ++i) touched[i] = decision.touched()[i / 8] >> i % 8 & 1;
+  // The last byte has bits beyond the last parameter.
   const auto end = touched.begin() + num_parameters;
   if (std::find(end, touched.end(), true) != touched.end())
     return Refusal(step, "a gradient of a parameter that the job does not have");
@@ -73,6 +76,7 @@ absl::StatusOr<std::vector<bool>> DecodeTouched(const v1::StepDecision& decision
 }  // namespace
 
 std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, int num_groups) {
+  // Called between epochs, when no executor can decide another step.
   const int64_t step = group.decided_step.load();
   if (step < 1) return "";
   const StepNumbers numbers = LoadDecision(group, counts, step, num_groups);
@@ -111,11 +115,13 @@ absl::Status RecordDecision(const std::string& bytes, int64_t step, GroupPage* g
                             const UpdateCounts& counts, int num_groups) {
   v1::StepDecision decision;
   const size_t num_parameters = counts.num_parameters();
+  // The size of `touched` must fit the job: DecodeTouched relies on it.
   if (!decision.ParseFromString(bytes) || decision.step() != step ||
       decision.groups_size() != num_groups ||
       decision.touched().size() != (num_parameters + 7) / 8) {
     return Refusal(step, "it is malformed, or of another step or job");
   }
+  // The decision before it is what its counts build on.
   if (group->decided_step.load() != step - 1) {
     return absl::DataLossError(absl::StrCat("this worker is at step ", group->decided_step.load(),
                                             ", from which it cannot resume at step ", step));
@@ -125,6 +131,7 @@ absl::Status RecordDecision(const std::string& bytes, int64_t step, GroupPage* g
     ASSIGN_OR_RETURN(numbers.loaded, DecodeLoaded(decision, step, num_parameters));
   }
   ASSIGN_OR_RETURN(const std::vector<bool> touched, DecodeTouched(decision, step, num_parameters));
+  // Nothing is written unless all of it is valid.
   RecordDecision(group, counts, step, numbers, touched);
   return absl::OkStatus();
 }

@@ -26,6 +26,7 @@ namespace {
 constexpr absl::Duration kAcceptDelay = absl::Milliseconds(100);
 // Between two lines on refusals of other users.
 constexpr absl::Duration kBetweenLines = absl::Seconds(1);
+// A request that names a job and a few patterns. Larger ones get a thread.
 constexpr size_t kMaxQuickRequestBytes = 512;
 // Every user of the host may ask; the folder's mode limits which users reach the socket.
 constexpr mode_t kSocketMode = 0666;
@@ -36,6 +37,7 @@ absl::Status AwaitPacket(int socket, absl::Duration timeout) {
   while (true) {
     pollfd wait = {socket, POLLIN, 0};
     const absl::Duration left = std::max(deadline - SteadyNow(), absl::ZeroDuration());
+    // Rounded up, or the last millisecond would be spent in polls that return at once.
     const int ready =
         poll(&wait, 1, absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))));
     if (ready > 0) return absl::OkStatus();
@@ -53,6 +55,7 @@ absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(const 
                                                                           Keeper* keeper,
                                                                           const Options& options) {
   ASSIGN_OR_RETURN(UniqueFd listener, ListenPacketSocket(path, kSocketMode));
+  // The poll says that a connection waits, and it may be gone by the accept.
   fcntl(listener.get(), F_SETFL, O_NONBLOCK);
   UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "eventfd");
@@ -75,12 +78,14 @@ DescriptorServer::~DescriptorServer() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
+    // Ends the reads in which the threads sit. The descriptors stay theirs until they are joined.
     for (auto& [fd, connection] : connections_) shutdown(fd, SHUT_RDWR);
   }
   WakeAcceptor();
   if (acceptor_.joinable()) acceptor_.join();
   absl::flat_hash_map<int, std::unique_ptr<Connection>> connections;
   {
+    // Joined outside the lock, which the threads take as they end.
     absl::MutexLock lock(&mu_);
     connections.swap(connections_);
   }
@@ -98,9 +103,11 @@ void DescriptorServer::AcceptLoop() {
   while (true) {
     // While nothing can be accepted, the listener is ready all the time.
     pollfd wait[2] = {{wake_.get(), POLLIN, 0}, {last.ok() ? listener_.get() : -1, POLLIN, 0}};
+    // Without a timeout if all is well: an end, a stop and a connection each wake it.
     poll(wait, 2, last.ok() ? -1 : absl::ToInt64Milliseconds(kAcceptDelay));
     uint64_t count;
     (void)!read(wake_.get(), &count, sizeof(count));
+    // Before accepting, since the finished ones free descriptors and threads.
     ReapFinished();
     {
       absl::MutexLock lock(&mu_);
@@ -116,6 +123,7 @@ void DescriptorServer::AcceptLoop() {
 absl::Status DescriptorServer::AcceptWaiting() {
   while (true) {
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    // Only what cannot wait is done on this thread. A connection that says nothing gets its own.
     if (socket.valid()) {
       Admit(std::move(socket));
     } else if (errno == EAGAIN) {
@@ -131,6 +139,7 @@ void DescriptorServer::Admit(UniqueFd socket) {
   std::unique_ptr<DirectMap> map;
   const absl::StatusOr<PacketPeer> peer = PeerOf(fd);
   absl::Status status = peer.ok() ? CheckHasRoom(*peer) : peer.status();
+  // The acceptor serves a quick map by itself, which saves its client the start of a thread.
   if (status.ok()) {
     if (!AnswerAtOnce(fd, *peer, &map)) return;
     status = StartServing(&socket, *peer, std::move(map));
@@ -140,6 +149,7 @@ void DescriptorServer::Admit(UniqueFd socket) {
 
 void DescriptorServer::Refuse(int socket, const PacketPeer& peer, absl::Status why) {
   if (absl::IsResourceExhausted(why)) why = WithRetry(std::move(why), v1::RETRY_SOON);
+  // Nobody waits for a peer that does not read.
   (void)SendPacket(socket, EncodeReply(why), {}, /*wait=*/false);
   const bool is_own = IsOwnUser(peer);
   // A trainer that is told to retry is not logged.
@@ -157,11 +167,13 @@ void DescriptorServer::Refuse(int socket, const PacketPeer& peer, absl::Status w
 absl::Status DescriptorServer::CheckHasRoom(const PacketPeer& peer) {
   absl::MutexLock lock(&mu_);
   int silent = 0, of_others = 0;
+  // A connection that was given something is bounded by what there is to give.
   for (const auto& [fd, connection] : connections_) {
     if (connection->was_given) continue;
     ++silent;
     if (!IsOwnUser({0, connection->uid})) ++of_others;
   }
+  // Other users can fill a quarter of the places, never all.
   if (silent < options_.max_silent && (IsOwnUser(peer) || of_others < options_.max_silent / 4))
     return absl::OkStatus();
   return absl::ResourceExhaustedError(
@@ -172,6 +184,7 @@ absl::Status DescriptorServer::CheckHasRoom(const PacketPeer& peer) {
 bool DescriptorServer::AnswerAtOnce(int socket, const PacketPeer& peer,
                                     std::unique_ptr<DirectMap>* map) {
   char bytes[kMaxQuickRequestBytes];
+  // Only peeked at: what is not quick is left for the connection's thread.
   const ssize_t size = recv(socket, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC);
   if (options_.direct_maps == nullptr || !IsOwnUser(peer) || size <= 0 ||
       size > static_cast<ssize_t>(sizeof(bytes)))
@@ -188,6 +201,7 @@ bool DescriptorServer::AnswerAtOnce(int socket, const PacketPeer& peer,
 absl::Status DescriptorServer::StartServing(UniqueFd* socket, const PacketPeer& peer,
                                             std::unique_ptr<DirectMap> answered) {
   const int fd = socket->get();
+  // Held while the thread starts: it looks itself up in the table when it ends.
   absl::MutexLock lock(&mu_);
   if (stopping_) return absl::OkStatus();
   auto connection = std::make_unique<Connection>();
@@ -209,15 +223,19 @@ void DescriptorServer::ReapFinished() {
     absl::MutexLock lock(&mu_);
     for (auto it = connections_.begin(); it != connections_.end();) {
       const auto current = it++;
+      // The descriptor closes with the connection, after it has left the table: its number may come
+      // again at once.
       if (!current->second->finished) continue;
       finished.push_back(std::move(current->second));
       connections_.erase(current);
     }
   }
+  // Outside the lock: the thread took it last, and may still hold it.
   for (auto& connection : finished) connection->thread.join();
 }
 
 absl::StatusOr<v1::LocalRequest> DescriptorServer::ReceiveRequest(int socket) const {
+  // A peer that says nothing keeps its thread only so long.
   RETURN_IF_ERROR(AwaitPacket(socket, options_.request_timeout));
   ASSIGN_OR_RETURN(const std::string packet, ReceiveBytes(socket));
   return ParseRequest(packet);
@@ -251,8 +269,10 @@ absl::Status DescriptorServer::ServeTrainer(int socket, const PacketPeer& peer,
   // One that never heard that it is attached has done nothing.
   bool clean = !sent.ok() && !trainer.hosts_executor;
   if (sent.ok()) {
+    // The socket stays open while the trainer lives. It says one thing more at most.
     const absl::StatusOr<std::string> last = ReceiveBytes(socket);
     const auto request = last.ok() ? ParseRequest(*last) : last.status();
+    // Anything else, the end included, is the trainer's death.
     clean = request.ok() && request->has_detach();
   }
   bool stopping;
@@ -260,6 +280,7 @@ absl::Status DescriptorServer::ServeTrainer(int socket, const PacketPeer& peer,
     absl::MutexLock lock(&mu_);
     stopping = stopping_;
   }
+  // A daemon that stops closes the sockets itself: its trainers did not die.
   keeper_->Detach(trainer, clean || stopping);
   return absl::OkStatus();
 }
@@ -267,6 +288,7 @@ absl::Status DescriptorServer::ServeTrainer(int socket, const PacketPeer& peer,
 absl::Status DescriptorServer::ServeRequest(int socket, const PacketPeer& peer) {
   ASSIGN_OR_RETURN(const v1::LocalRequest request, ReceiveRequest(socket));
   if (request.has_attach()) return ServeTrainer(socket, peer, request.attach());
+  // Everything but attaching is for the worker's own user.
   RETURN_IF_ERROR(CheckPeerUser(socket));
   if (request.has_map_session() && options_.give_map != nullptr)
     return GiveMap(socket, request.map_session());
@@ -287,6 +309,7 @@ void DescriptorServer::Serve(int socket, const PacketPeer& peer,
     Refuse(socket, peer, status);
   }
   answered.reset();  // Its place is free before its client knows of it.
+  // The peer sees the end at once. The descriptor itself is closed by the acceptor, which joins.
   shutdown(socket, SHUT_RDWR);
   {
     absl::MutexLock lock(&mu_);

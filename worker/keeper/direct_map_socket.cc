@@ -23,9 +23,11 @@ absl::Status Send(int socket, DirectMap* map) {
   UniqueFd file;
   v1::LocalReply reply;
   *reply.mutable_map() = map->TakeAnswer();
+  // An answer that is too long for a packet goes as memory.
   if (!HasRoomInPacket(reply.map())) {
     ASSIGN_OR_RETURN(file, MakeSealedFile("direct-map", reply.map().SerializeAsString()));
     fds.push_back(file.get());
+    // Descriptors that were sent are the client's. This process keeps none.
     reply.clear_map();
   }
   for (const UniqueFd& region : regions) fds.push_back(region.get());
@@ -53,6 +55,7 @@ void ServeDirectMap(int socket, const DirectMap& map) {
   while (true) {
     pollfd wait = {socket, POLLIN, 0};
     if (poll(&wait, 1, kWatchIntervalMs) > 0) return;  // A client says nothing more: it ended.
+    // The client learns that its map is of memory that no step changes any more.
     const absl::Status status = map.CheckNew();
     if (!status.ok()) return Refuse(socket, status);
   }

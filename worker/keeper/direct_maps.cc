@@ -41,6 +41,7 @@ absl::StatusOr<v1::LiveMapAnswer> Answer(const std::shared_ptr<HostedJob>& job,
 DirectMap::~DirectMap() { maps_->Leave(job_id_); }
 
 absl::Status DirectMap::CheckNew() const {
+  // A weak pointer: a client that maps does not keep a deleted job's memory booked.
   const std::shared_ptr<HostedJob> held = maps_->find_(job_id_);
   if (held != nullptr && held == job_.lock()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(
@@ -68,6 +69,7 @@ void DirectMaps::Leave(const std::string& job_id) {
 
 bool DirectMaps::IsQuick(const v1::LiveStateQuery& query) const {
   const std::shared_ptr<HostedJob> job = find_(query.job_id());
+  // The refusal of an unknown job is quick.
   if (job == nullptr) return true;
   const JobRegions& held = job->regions();
   const size_t num_buffers = held.layout().buffers.size();
@@ -84,6 +86,7 @@ absl::StatusOr<std::unique_ptr<DirectMap>> DirectMaps::Open(const v1::LiveStateQ
                                                       "': the coordinator lets it be mapped"));
   }
   RETURN_IF_ERROR(Enter(query.job_id()));
+  // Before what may fail: its destructor gives the place back.
   std::unique_ptr<DirectMap> map(new DirectMap(this, query.job_id()));
   map->job_ = job;
   ASSIGN_OR_RETURN(map->answer_, Answer(job, query, &map->regions_));

@@ -17,12 +17,14 @@ bool IsAborted(const v1::SaveReport& report) {
 
 bool EndedSaves::Add(const v1::SaveReport& report) {
   if (report.number() != 0 && !IsAborted(report)) wish_ = std::max(wish_, report.number());
+  // All ranks report the same end. Epoch and ordinal say which save it is.
   const auto known = std::find_if(reports_.begin(), reports_.end(), [&](const auto& other) {
     return report.epoch() == other.epoch() && report.ordinal() == other.ordinal();
   });
   if (known == reports_.end()) {
     reports_.push_back(report);
     if (reports_.size() <= kMax) return true;
+    // Full: one that the coordinator may still ask for is kept.
     reports_.erase(std::find_if(reports_.begin(), reports_.end(), [&](const auto& other) {
       return other.number() == 0 || other.number() != wish_ || IsAborted(other);
     }));
@@ -33,6 +35,7 @@ bool EndedSaves::Add(const v1::SaveReport& report) {
     return true;
   }
   if (report.removed().empty()) return false;  // Every rank says it.
+  // Each rank may have removed other files. What the coordinator gets must still fit a message.
   if (known->removed_size() < kMaxRemoved) known->mutable_removed()->MergeFrom(report.removed());
   return true;
 }

@@ -15,14 +15,17 @@ namespace tessera {
 void EpochMachine::EndThatOfDaemonBefore() {
   const absl::Status reason = absl::AbortedError("the worker's daemon was replaced");
   const LocalRanks& local = context_->local();
+  // As if an epoch of that daemon ran: it then ends as any other, and a new one follows.
   epoch_ = Epoch(job_.epoch());
   phase_ = EpochPhase::kRunning;
   for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
     ControlPage* page = context_->regions.control(Rank(rank));
+    // Trainers that wait on the page must learn that nobody works on what they wait for.
     if (page->failed_epoch.load() < page->epoch.load())
       PublishFailure(page, page->epoch.load(), reason);
     // Readers of a version were in the daemon.
     StateHold& hold = context_->RecordOf(Rank(rank)).hold;
+    // A hold without a holder would keep the executor waiting before each vote.
     hold.held.store(0);
     Bump(&hold.changes);
   }
@@ -35,6 +38,7 @@ void EpochMachine::Close(const absl::Status& reason) {
 }
 
 void EpochMachine::AbortAll(Epoch ended, const absl::Status& reason, bool prepare) {
+  // Ranks in a collective first: they read shared memory, not their sockets.
   context_->regions.AbortCollectives(ended, reason);
   v1::ExecutorCommand command;
   command.mutable_abort()->set_epoch(epoch_.value());
@@ -42,6 +46,7 @@ void EpochMachine::AbortAll(Epoch ended, const absl::Status& reason, bool prepar
   command.mutable_abort()->set_code(reason.raw_code());
   command.mutable_abort()->set_prepare(prepare);
   for (ExecutorSlot& slot : *executors_) {
+    // An operation that waited for its release is not in the new epoch's order.
     slot.pending_order.Clear();
     slot.Send(command);
   }
@@ -58,9 +63,11 @@ void EpochMachine::PrepareRank(ExecutorSlot& slot) const {
 
 void EpochMachine::Fail(Rank rank, const std::string& reason, EpochEvent event,
                         absl::StatusCode code) {
+  // Several ranks fail at once: the first one's reason is told, later ones change nothing.
   if (Transition(phase_, event) == phase_) return;
   phase_ = Transition(phase_, event);
   TESSERA_LOG(WARNING, "job {} epoch {} failed: {}", context_->job_id, epoch_.value(), reason);
+  // Here at once. The coordinator's prepare comes only after it has told all workers.
   AbortAll(epoch_, absl::Status(code, reason));
   v1::RankFailure* failure = failure_.mutable_failure();
   failure->set_job_id(context_->job_id);
@@ -75,6 +82,7 @@ void EpochMachine::Fail(Rank rank, const std::string& reason, EpochEvent event,
 void EpochMachine::EndOfRank(Rank rank, const std::string& reason, EpochEvent event) {
   ControlPage* page = context_->regions.control(rank);
   const uint32_t ended = page->epoch.load();
+  // Its executor is dead and did not tell the trainer. If it had, that word stays.
   if (page->failed_epoch.load() < ended) PublishFailure(page, ended, absl::AbortedError(reason));
   Fail(rank, reason, event);
 }
@@ -83,18 +91,22 @@ void EpochMachine::Prepare(const v1::PrepareEpoch& prepare) {
   FaultPoint("job.prepare").IgnoreError();  // A place to hang in, not to fail.
   const Epoch epoch(prepare.job().epoch());
   if (epoch < epoch_) return;
+  // A repeat: the coordinator, or the connection, lost the answer.
   if (epoch == epoch_) {
     if (phase_ == EpochPhase::kPrepared) context_->emit(PreparedEvent());
     return;
   }
   job_ = prepare.job();
+  // The vault's note comes before the word below: CheckMemory in job_vault.cc relies on it.
   if (context_->vault != nullptr) context_->vault->NoteJob(context_->vault_owner, job_);
+  // In memory that outlives this daemon.
   context_->regions.group()->prepared_epoch.store(epoch.value());
   // The error of another worker's rank may come this way first.
   const absl::Status reason(prepare.code() == 0 ? absl::StatusCode::kAborted
                                                 : static_cast<absl::StatusCode>(prepare.code()),
                             prepare.reason());
   const Epoch ended = epoch_;
+  // Set before executors are told, so that an answer of theirs counts for this epoch.
   epoch_ = epoch;
   phase_ = Transition(phase_, EpochEvent::kPrepare);
   preparing_since_ = SteadyNow();
@@ -106,9 +118,11 @@ void EpochMachine::Prepare(const v1::PrepareEpoch& prepare) {
 void EpochMachine::MaybePrepared() {
   if (phase_ != EpochPhase::kPreparing) return;
   for (const ExecutorSlot& slot : *executors_) {
+    // An executor that ends would not come into the new epoch.
     if (!slot.ready || !slot.quiet || slot.ending) return;
   }
   phase_ = Transition(phase_, EpochEvent::kAllQuiet);
+  // All is quiet: no executor runs while the pages are looked at.
   context_->regions.SetTaken();
   context_->emit(PreparedEvent());
 }
@@ -126,10 +140,12 @@ v1::WorkerEvent EpochMachine::PreparedEvent() const {
       std::any_of(group.ranks, group.ranks + local.count(),
                   [](const RankRecord& rank) { return rank.lacks_values.load() != 0; });
   event.mutable_prepared()->set_holds_nothing(group.has_begun.load() == 0 || lacks_values);
+  // A lone worker decides in its own page, and no other worker needs a copy.
   if (!local.spans_workers()) return event;
   event.mutable_prepared()->set_decision(
       EncodeDecision(*regions.group(), regions.update_counts(), regions.config().groups.size()));
   int rank = local.first();
+  // Addresses are of this epoch: each preparation makes new ones, with new secrets.
   for (const ExecutorSlot& slot : *executors_)
     (*event.mutable_prepared()->mutable_rank_addresses())[rank++] = slot.address;
   return event;
@@ -143,23 +159,27 @@ std::optional<v1::WorkerEvent> EpochMachine::Unacknowledged() const {
 
 absl::Status EpochMachine::LearnDecision(const v1::StartEpoch& start) const {
   const JobRegions& regions = context_->regions;
+  // This worker counted the votes itself, or has had the decision.
   if (regions.group()->decided_step.load() >= start.resume_step()) return absl::OkStatus();
   return RecordDecision(start.decision(), start.resume_step(), regions.group(),
                         regions.update_counts(), regions.config().groups.size());
 }
 
 void EpochMachine::Start(const v1::StartEpoch& start) {
+  // A start that is late or repeated has no effect.
   if (start.epoch() != epoch_.value() || phase_ != EpochPhase::kPrepared) return;
   const LocalRanks& local = context_->local();
   const bool is_rebuilt = std::any_of(start.rebuilt_ranks().begin(), start.rebuilt_ranks().end(),
                                       [&local](int32_t rank) { return local.Has(rank); });
   // What is rebuilt learns it from another rank.
+  // Without the decision its ranks could not redo the step that others have taken.
   const absl::Status learned = is_rebuilt ? absl::OkStatus() : LearnDecision(start);
   if (!learned.ok()) return Fail(Rank(local.first()), std::string(learned.message()));
   phase_ = Transition(phase_, EpochEvent::kStart);
   for (const int32_t rank : start.rebuilt_ranks()) {
     if (local.Has(rank)) context_->RecordOf(Rank(rank)).lacks_values.store(1);
   }
+  // From here on the memory has something that must not be lost.
   context_->regions.group()->has_begun.store(1);
   v1::ExecutorCommand command;
   *command.mutable_start()->mutable_rank_addresses() = start.rank_addresses();
@@ -177,8 +197,10 @@ void EpochMachine::Start(const v1::StartEpoch& start) {
 }
 
 void EpochMachine::Release(const v1::OrderRelease& release) {
+  // A release of an older epoch would let an operation go on that nobody matches now.
   if (release.epoch() != epoch_.value() || !context_->local().Has(release.rank())) return;
   ExecutorSlot& slot = executors_->Of(Rank(release.rank()));
+  // Not repeated any more after a reconnect.
   slot.pending_order.Clear();
   v1::ExecutorCommand command;
   *command.mutable_release() = release;
@@ -190,6 +212,7 @@ void EpochMachine::Mismatch(const v1::OrderMismatch& mismatch) {
   if (Transition(phase_, EpochEvent::kFailure) == phase_) return;
   phase_ = Transition(phase_, EpochEvent::kFailure);
   TESSERA_LOG(ERROR, "job {} epoch {}: {}", context_->job_id, epoch_.value(), mismatch.message());
+  // The coordinator knows already, so no event follows.
   AbortAll(epoch_, absl::FailedPreconditionError(mismatch.message()));
 }
 

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kMaxStatusCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
 
+// Executors in trainers' processes are as untrusted as their trainers.
 absl::Status Check(const v1::ExecutorEvent& event) {
   switch (event.event_case()) {
     case v1::ExecutorEvent::kOrder:

@@ -29,6 +29,7 @@ class ExecutorProcess : public RunningExecutor {
  public:
   explicit ExecutorProcess(pid_t pid) : pid_(pid) {}
   ~ExecutorProcess() override {
+    // A pid that was reaped may be another process's.
     if (reaped_) return;
     Kill();
     Wait();
@@ -38,6 +39,7 @@ class ExecutorProcess : public RunningExecutor {
     if (!reaped_) kill(pid_, SIGKILL);
   }
   std::string Wait() override {
+    // EINTR is a signal of this process, not the child's end.
     while (!reaped_ && waitpid(pid_, &status_, 0) < 0 && errno == EINTR) {
     }
     reaped_ = true;
@@ -48,6 +50,7 @@ class ExecutorProcess : public RunningExecutor {
     const absl::Time deadline = SteadyNow() + patience;
     while (!reaped_) {
       const pid_t ended = waitpid(pid_, &status_, WNOHANG);
+      // An error other than EINTR: there is no such child any more.
       if (ended != 0 && !(ended < 0 && errno == EINTR)) reaped_ = true;
       if (reaped_ || SteadyNow() >= deadline) break;
       absl::SleepFor(std::min(absl::Milliseconds(1), patience));
@@ -82,6 +85,7 @@ class TrainersExecutor : public RunningExecutor {
  public:
   explicit TrainersExecutor(int pid) : pid_(pid) {}
   int pid() const override { return pid_; }
+  // It is not this process's child: only the end of its socket is seen.
   void Kill() override {}
   std::string Wait() override { return absl::StrCat("in its trainer's process ", pid_); }
 
@@ -136,17 +140,22 @@ class ProcessLauncher : public ExecutorLauncher {
   [[noreturn]] static void ExecChild(pid_t parent, int socket, char* const* argv) {
     // PR_SET_PDEATHSIG is bound to the thread that forked, which is the worker's supervisor and
     // lives as long as the worker's job does.
+    // The executor must not outlive the daemon that supervises it.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // The parent may have died before prctl.
     if (getppid() != parent) _exit(127);
+    // The worker blocks signals in its threads, and masks survive exec.
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
     if (socket == kSocketFd) {
+      // Close-on-exec would close it at the exec. dup2 clears the flag by itself.
       fcntl(socket, F_SETFD, 0);
     } else {
       dup2(socket, kSocketFd);
     }
     execv(argv[0], argv);
+    // Not exit: handlers and buffers are the parent's.
     _exit(127);
   }
 

@@ -11,12 +11,14 @@ void ExecutorSlot::Send(const v1::ExecutorCommand& command, absl::Span<const int
   if (ready && !ending &&
       !SendPacket(socket.get(), command.SerializeAsString(), fds, /*wait=*/false).ok()) {
     ending = true;
+    // A launched executor is cut off. A hosted one may still send: that it is quiet is waited for.
     shutdown(socket.get(), host == Incarnation() ? SHUT_RDWR : SHUT_WR);
   }
 }
 
 void ExecutorSlot::End() {
   if (executor == nullptr) return;
+  // Before the socket ends, so that nothing that it still says counts.
   ending = true;
   shutdown(socket.get(), host == Incarnation() ? SHUT_RDWR : SHUT_WR);
   executor->Kill();

@@ -52,6 +52,7 @@ void ExecutorWatch::ReadLaunchedEvents() {
 
 void ExecutorWatch::AwaitLaunched() {
   const absl::Duration patience = std::min(kStandstill, context_->answer_timeout);
+  // Half of the patience at most: a look must fall into it.
   const int look_ms = static_cast<int>(absl::ToInt64Milliseconds(std::min(kLook, patience / 2)));
   Standstill standstill(patience, context_->regions.config().collective_timeout);
   const ControlPage& page = *context_->regions.control(rank_);
@@ -62,11 +63,14 @@ void ExecutorWatch::AwaitLaunched() {
     absl::MutexLock lock(&parts_->mu);
     EpochMachine& epochs = parts_->epochs;
     ExecutorSlot& slot = parts_->executors.Of(rank_);
+    // It ends already, and the read sees that.
     if (slot.executor == nullptr || slot.ending) continue;
     Standstill::Look look;
     look.is_stopped = slot.executor->is_stopped();
+    // Asked since both are true: there was something to leave, and an executor to ask.
     if (epochs.phase() == EpochPhase::kPreparing && slot.ready && !slot.quiet)
       look.asked = std::max(epochs.preparing_since(), slot.ready_at);
+    // An older epoch's words in the page would look like an operation that does not end.
     if (epochs.phase() == EpochPhase::kRunning && page.epoch.load() == epochs.epoch().value()) {
       look.kind = page.progress_kind.load();
       look.consumed = page.consumed.load();
@@ -77,6 +81,7 @@ void ExecutorWatch::AwaitLaunched() {
                 slot.executor->Describe(), verdict->why, verdict->end ? ": it is killed" : "");
     if (!verdict->end) continue;
     slot.why_ended = verdict->why;
+    // The end is seen by the read of the socket, and reaped by the supervisor.
     return slot.End();
   }
 }
@@ -92,6 +97,8 @@ bool ExecutorWatch::AwaitHosted() {
     absl::MutexLock lock(&parts_->mu);
     EpochMachine& epochs = parts_->epochs;
     const absl::Time now = SteadyNow();
+    // A trainer that was stopped may never answer. The job's end does not wait for it longer than
+    // this.
     if (epochs.is_closed() && now - begin >= std::min(kClosingWait, context_->answer_timeout))
       return false;
     const ExecutorSlot& slot = parts_->executors.Of(rank_);
@@ -100,6 +107,7 @@ bool ExecutorWatch::AwaitHosted() {
     if (!is_awaited ||
         now - std::max(epochs.preparing_since(), slot.launched_at) < context_->answer_timeout)
       continue;
+    // It cannot be killed, since it is in a trainer's process: the rank fails instead.
     epochs.Fail(
         rank_,
         absl::StrCat("the executor of rank ", rank_.value(), ", ", slot.executor->Wait(),
@@ -112,6 +120,7 @@ void ExecutorWatch::ReadHostedEvents() {
   bool heeds = true;
   while (AwaitHosted()) {
     const absl::StatusOr<Packet> packet = ReceivePacket(socket_);
+    // A packet that is too long says something of the sender, nothing of the socket.
     if (!packet.ok() && !absl::IsInvalidArgument(packet.status())) return;
     const absl::StatusOr<v1::ExecutorEvent> event =
         packet.ok() ? ParseExecutorEvent(packet->bytes) : packet.status();
@@ -133,8 +142,10 @@ void ExecutorWatch::OnReadyLocked() {
   if (slot.ending) return;
   slot.ready = true;
   slot.ready_at = SteadyNow();
+  // A new executor knows neither what was offered nor what is wanted.
   parts_->puts.GiveTo(rank_);
   parts_->saves.SendWish(slot);
+  // Ranks of several workers need an address of the new epoch before they are quiet.
   if (context_->local().spans_workers()) {
     if (epochs.phase() == EpochPhase::kPreparing) epochs.PrepareRank(slot);
     return;
@@ -146,6 +157,7 @@ void ExecutorWatch::OnReadyLocked() {
 void ExecutorWatch::OnQuiescedLocked(const v1::ExecutorQuiesced& quiesced) {
   EpochMachine& epochs = parts_->epochs;
   ExecutorSlot& slot = parts_->executors.Of(rank_);
+  // An answer to an older preparation.
   if (quiesced.epoch() < epochs.epoch().value()) return;
   // Nobody asked: there is nothing that it is needed for.
   if (slot.host != Incarnation() && epochs.phase() == EpochPhase::kRunning) slot.left = true;
@@ -168,7 +180,9 @@ void ExecutorWatch::OnEvent(const v1::ExecutorEvent& event) {
     case v1::ExecutorEvent::kQuiesced:
       return OnQuiescedLocked(event.quiesced());
     case v1::ExecutorEvent::kOrder:
+      // An executor speaks for its own rank only: job, rank and generation are set here.
       if (event.order().epoch() != epochs.epoch().value()) return;
+      // Kept until it is answered: after a reconnect it is sent again.
       slot.pending_order = event.order();
       slot.pending_order.set_job_id(context_->job_id);
       slot.pending_order.set_rank(static_cast<int>(rank_.value()));
@@ -183,6 +197,7 @@ void ExecutorWatch::OnEvent(const v1::ExecutorEvent& event) {
       *out.mutable_step() = slot.last_report;
       break;
     case v1::ExecutorEvent::kFailure:
+      // So that the end of a start that failed says why.
       if (!slot.ready) slot.why_ended = absl::StrCat("started: ", event.failure().reason());
       if (event.failure().epoch() == epochs.epoch().value()) {
         const int code = event.failure().code();
@@ -202,11 +217,13 @@ void ExecutorWatch::OnEvent(const v1::ExecutorEvent& event) {
       return;
     case v1::ExecutorEvent::kStarted:
       if (event.started().epoch() == epochs.epoch().value())
+        // It says so once it has the values.
         context_->RecordOf(rank_).lacks_values.store(0);
       return;
     case v1::ExecutorEvent::EVENT_NOT_SET:
       return;
   }
+  // Emitting only queues, so it may be done under the lock.
   context_->emit(out);
 }
 

@@ -38,6 +38,7 @@ absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegion
   std::iota(all.begin(), all.end(), 0);
   ASSIGN_OR_RETURN(frozen->parameters_, LiveTensors(regions.layout(), regions.config().optimizer,
                                                     all, /*moments=*/false));
+  // Copies and mappings of its own: the job may be dropped while a successor reads.
   ASSIGN_OR_RETURN(frozen->group_, Mapping::CreateWhole(regions.group_fd(), Access::kReadWrite));
   frozen->counts_ =
       UpdateCounts(frozen->group_.data() + kGroupPageBytes, frozen->memory_.num_parameters());
@@ -54,6 +55,7 @@ absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegion
 }
 
 absl::Status FrozenState::CheckStands() const {
+  // A hand-over that was cancelled lets the job train on, over what is read here.
   for (const RankState& rank : ranks_) {
     if (rank.record->applied_step.load(std::memory_order_acquire) > step_ ||
         rank.record->hold.writing.load() > step_ + 1) {
@@ -68,6 +70,7 @@ absl::Status FrozenState::Await(absl::Duration patience, absl::FunctionRef<bool(
   for (const RankState& rank : ranks_) {
     auto* record = const_cast<RankRecord*>(rank.record);
     while (true) {
+      // Before applied_step: an update in between changes the word, so no wake-up is lost.
       const uint32_t seen = record->applied_version.value.load(std::memory_order_acquire);
       const int64_t applied = record->applied_step.load(std::memory_order_acquire);
       if (applied == step_) break;
@@ -75,6 +78,7 @@ absl::Status FrozenState::Await(absl::Duration patience, absl::FunctionRef<bool(
         return absl::FailedPreconditionError(
             absl::StrCat("a rank is at step ", applied, ", not at ", step_));
       }
+      // The reader's end is looked for in slices: it cannot wake this wait.
       if (cancelled()) return absl::CancelledError("the reader is gone");
       const absl::Time now = SteadyNow();
       if (now >= deadline) {
@@ -100,12 +104,14 @@ v1::LiveCopied FrozenState::Progress() const {
 absl::StatusOr<int64_t> FrozenState::LocateBuffer(const v1::LiveRange& range,
                                                   int64_t* element_bytes) const {
   const BufferPlacement& placement = memory_.buffers();
+  // The range comes from the coordinator, and through it from a client.
   const int buffer = range.parameter();
   if (buffer < 0 || buffer >= placement.size() || range.rank() != 0 || buffers_ == nullptr)
     return Refusal(range);
   *element_bytes = SizeBits(layout_.buffers[buffer].dtype) / 8;
   const int64_t numel = placement.size_bytes(buffer) / *element_bytes;
   const int64_t begin = range.begin_elements();
+  // Written so that no sum can overflow.
   if (begin < 0 || begin > numel || range.numel() < 0 || range.numel() > numel - begin)
     return Refusal(range);
   return BufferSlotsOffsetBytes(memory_, 0) + step_ % 2 * placement.bank_bytes() +
@@ -127,6 +133,7 @@ absl::StatusOr<int64_t> FrozenState::Locate(const v1::LiveRange& range,
   int64_t at = -1;
   RETURN_IF_ERROR(ForEachLiveSlice(
       layout_, {tensor}, range.rank(), range.rank() + 1, [&](const LiveSlice& slice) {
+        // A wrong begin may make this negative or larger than the slice. Both are refused.
         const int64_t skip = range.begin_elements() - slice.begin_elements;
         if (skip >= 0 && skip <= slice.numel && range.numel() >= 0 &&
             range.numel() <= slice.numel - skip) {
@@ -155,7 +162,9 @@ absl::StatusOr<int64_t> FrozenState::Read(const v1::LiveRange& range, int64_t do
                             ? *buffers_
                             : *ranks_[range.rank() - local_.first()].state;
   RETURN_IF_ERROR(state.Read(data->data(), from, static_cast<int64_t>(data->size())));
+  // After the copy: what was read is only worth something if it still stood then.
   RETURN_IF_ERROR(CheckStands());
+  // Over what is sent, to find damage on the way to the successor.
   piece->set_crc32(Crc32(*data));
   return count;
 }

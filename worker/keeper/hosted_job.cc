@@ -18,6 +18,7 @@ std::string Doing(const ControlPage& page, const ModelLayout& layout) {
   if (kind == 0) return "idle";
   const int32_t unit = page.progress_unit.load();
   std::string text = OpName(static_cast<OpKind>(kind));
+  // The unit is a word of shared memory, so it is checked before it is an index.
   if (unit >= 0 && unit < static_cast<int32_t>(layout.units.size())) {
     absl::StrAppend(&text, " ", layout.units[unit].flat.unit_name());
   }
@@ -32,11 +33,13 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(
     absl::Duration answer_timeout, MemoryBudget* budget, JobVault* vault) {
   ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job, local, device_memory, budget));
   if (device_memory != nullptr) vault = nullptr;  // It holds no memory of a GPU.
+  // Before executors run: whatever they write from here on outlives the daemon.
   std::string owner = vault == nullptr ? "" : vault->PutJob(job, regions);
   std::unique_ptr<HostedJob> hosted(
       new HostedJob(job, {job.job_id(), job.creation(), std::move(regions), data_host, launcher,
                           std::move(emit), answer_timeout, vault, std::move(owner)}));
   const absl::Status started = hosted->StartSupervisors();
+  // The vault must not keep memory that nobody will come back for.
   if (!started.ok()) hosted->MarkDropped();
   RETURN_IF_ERROR(started);
   return hosted;
@@ -50,6 +53,7 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Restore(
   std::unique_ptr<HostedJob> hosted(new HostedJob(
       held.job, {held.job.job_id(), held.job.creation(), std::move(regions), data_host, launcher,
                  std::move(emit), kAnswerTimeout, vault, std::move(held.owner)}));
+  // Before supervisors start new executors: trainers must see the end of the old epoch first.
   hosted->EndEpochOfDaemonBefore(std::move(held.trainers));
   RETURN_IF_ERROR(hosted->StartSupervisors());
   return hosted;
@@ -83,7 +87,9 @@ HostedJob::~HostedJob() {
     parts_.epochs.Close(reason);
     for (ExecutorSlot& slot : parts_.executors) slot.End();
   }
+  // Supervisors need the lock to end, so it is not held while they are joined.
   supervisors_.clear();  // Waits for their threads.
+  // After the executors' end: nobody writes there any more.
   if (context_.vault != nullptr && is_dropped_.load()) context_.vault->Drop(context_.vault_owner);
   // No executor lives, but perhaps one in a trainer that stands still. One may have been killed
   // before it could tell its trainer, and a trainer that recovers from the end of an epoch must
@@ -91,6 +97,7 @@ HostedJob::~HostedJob() {
   for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
     ControlPage* page = regions().control(Rank(rank));
     const uint32_t ended = static_cast<uint32_t>(epoch.value()), failed = page->failed_epoch.load();
+    // A trainer that has read the reason is not told twice.
     if (failed >= ended && page->failure_code == reason.raw_code()) continue;
     PublishFailure(page, std::max(ended, failed), reason);
   }
@@ -124,6 +131,7 @@ void HostedJob::WantSave(const v1::SaveWish& wish) {
 std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
   absl::MutexLock lock(&parts_.mu);
   std::vector<v1::WorkerEvent> events;
+  // In the order in which they would have been sent.
   for (const ExecutorSlot& slot : parts_.executors) {
     if (slot.last_report.epoch() != 0) *events.emplace_back().mutable_step() = slot.last_report;
     if (slot.pending_order.epoch() != 0)
@@ -176,6 +184,7 @@ v1::HeldJob HostedJob::Describe() const {
   absl::MutexLock lock(&parts_.mu);
   v1::HeldJob held;
   *held.mutable_job() = parts_.epochs.job();
+  // The coordinator knows these better than the worker.
   held.mutable_job()->clear_ranks();
   held.mutable_job()->clear_state_reason();
   held.set_decided_step(regions().group()->decided_step.load());

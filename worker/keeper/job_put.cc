@@ -5,6 +5,7 @@
 namespace tessera {
 
 void JobPut::Begin(uint64_t put) {
+  // Only one put at a time. The coordinator offers the next when this one is over.
   phase_ = Phase::kOffered;
   put_ = put;
   holders_.clear();
@@ -13,14 +14,17 @@ void JobPut::Begin(uint64_t put) {
 }
 
 void JobPut::Gone(int rank, uint64_t put, const std::string& failure) {
+  // Of an earlier put: executors answer late.
   if (put != put_) return;
   holders_.erase(rank);
+  // One failure makes it void for all ranks, since all must apply it.
   if (failure.empty() || phase_ != Phase::kOffered) return;
   phase_ = Phase::kLeaving;
   failure_ = failure;
 }
 
 void JobPut::Ended(int rank) {
+  // An executor that dies with the put once may have died of anything.
   if (holders_.erase(rank) == 0 || phase_ != Phase::kOffered || ++ends_[rank] < kMaxEnds) return;
   phase_ = Phase::kLeaving;
   failure_ = absl::StrCat("the executor of rank ", rank, " ended ", kMaxEnds, " times with it");
@@ -31,6 +35,7 @@ void JobPut::Withdraw(uint64_t put) {
 }
 
 bool JobPut::IsOver(uint64_t put) const {
+  // Over only when no executor has it any more: until then it could still be decided.
   return put != put_ || (phase_ == Phase::kLeaving && holders_.empty());
 }
 

@@ -30,6 +30,7 @@ namespace {
 constexpr size_t kSetupFds = 6;
 static_assert(kSetupFds + kMaxLocalRanks <= kMaxPacketFds, "a setup does not fit in a packet");
 
+// What is there, not what is booked: pages that were never written do not count.
 int64_t ResidentBytes(int fd) {
   struct stat info;
   return fstat(fd, &info) == 0 ? static_cast<int64_t>(info.st_blocks) * 512 : 0;
@@ -50,6 +51,7 @@ class FileReader : public MemoryReader {
     while (size_bytes > 0) {
       const ssize_t got = pread(fd_.get(), into, size_bytes, offset_bytes);
       if (got < 0 && errno == EINTR) continue;
+      // 0 bytes: the file is shorter than the job's arithmetic says.
       if (got <= 0) return ErrnoStatus(got < 0 ? errno : EIO, "a rank's state");
       into += got;
       offset_bytes += got;
@@ -90,6 +92,7 @@ class JobRegions::Source {
   absl::StatusOr<SharedRegion> Take(const std::string& part, absl::string_view what,
                                     int64_t size_bytes) {
     const std::string label = LabelOf(part, what);
+    // Restored regions are matched by their order. Their sizes and seals are checked again.
     if (makes()) return SharedRegion::Create(label, size_bytes);
     std::vector<UniqueFd>& fds = (*held_)[part];
     const size_t index = next_[part]++;
@@ -117,6 +120,7 @@ class JobRegions::Source {
 absl::StatusOr<LocalRanks> LocalRanksOf(const v1::Job& job, const std::string& worker_id) {
   std::vector<std::string> workers(job.placements_size());
   for (const v1::RankPlacement& placement : job.placements()) {
+    // The placements come over the wire. Each rank must have exactly one.
     if (placement.rank() < 0 || placement.rank() >= job.placements_size() ||
         !workers[placement.rank()].empty()) {
       return absl::InvalidArgumentError(absl::StrCat("rank ", placement.rank(), " of ",
@@ -153,6 +157,7 @@ absl::StatusOr<JobRegions::RankRegions> JobRegions::MakeRank(int rank, const Job
   ASSIGN_OR_RETURN(SharedRegion control, source->Take(part, "control", sizeof(ControlPage)));
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
   ControlPage* page = reinterpret_cast<ControlPage*>(mapping.data());
+  // Another daemon's build may have laid the page out otherwise.
   if (!source->makes() && page->version != kControlPageVersion)
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": its control page has version ",
                                                    page->version, ", not ", kControlPageVersion));
@@ -162,9 +167,11 @@ absl::StatusOr<JobRegions::RankRegions> JobRegions::MakeRank(int rank, const Job
   page->device_uuid = device.uuid;
   ASSIGN_OR_RETURN(SharedRegion flight, source->Take(part, "flight", sizeof(FlightRing)));
   if (source->makes()) {
+    // Formatted once: records of before a restart stay readable.
     ASSIGN_OR_RETURN(const Mapping ring, Mapping::CreateWhole(flight.fd(), Access::kReadWrite));
     FormatFlightRing(reinterpret_cast<FlightRing*>(ring.data()));
   }
+  // The keeper only reads it: a broken executor cannot be broken further by its reader.
   ASSIGN_OR_RETURN(Mapping flight_mapping, Mapping::CreateWhole(flight.fd(), Access::kReadOnly));
   RETURN_IF_ERROR(CheckFlightRing(*reinterpret_cast<const FlightRing*>(flight_mapping.data())));
   return RankRegions{std::move(gradients),     std::move(state),  std::move(device_gradients),
@@ -222,11 +229,13 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
                                      /*on_gpu=*/shares_gpu));
   MemoryBudget::Reservation reserved;
   if (budget != nullptr) {
+    // Booked before anything is made, so that two jobs cannot both count on the same memory.
     const HostMemory memory = plan.host_memory(device_memory == nullptr, state_on_host);
     const int64_t bytes = channel_bytes + memory.BytesOf(local.count());
     if (source->makes()) {
       ASSIGN_OR_RETURN(reserved, budget->Reserve(absl::StrCat("job '", job.job_id(), "'"), bytes));
     } else {
+      // Its pages are in use already, so only the budget is told.
       reserved = budget->ReserveTaken(bytes);
     }
   }
@@ -239,6 +248,7 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
   ASSIGN_OR_RETURN(regions.group_mapping_,
                    Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
   GroupPage* const group_page = regions.group();
+  // As for the control pages.
   if (!source->makes() && group_page->version != kGroupPageVersion)
     return absl::InvalidArgumentError(absl::StrCat("the page that its ranks share has version ",
                                                    group_page->version, ", not ",
@@ -276,6 +286,7 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
 absl::StatusOr<std::unique_ptr<MemoryReader>> JobRegions::OpenState(Rank rank) const {
   const int state = Of(rank).state.get();
   if (!state_on_host_) return device_memory_->OpenReader(state, state_bytes_);
+  // Its own descriptor: the reader may outlive the job.
   ASSIGN_OR_RETURN(UniqueFd own, Duplicate(state));
   return std::make_unique<FileReader>(std::move(own));
 }
@@ -330,6 +341,7 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
   setup.set_data_host(data_host);
   setup.set_protocol(kProtocol);
   setup.set_version(kVersion);
+  // As memory, since it may be longer than a packet.
   const std::string bytes = setup.SerializeAsString();
   ASSIGN_OR_RETURN(const SharedRegion message,
                    SharedRegion::Create(job.job_id() + "/setup", bytes.size()));
@@ -356,6 +368,7 @@ absl::StatusOr<std::vector<UniqueFd>> JobRegions::TrainerFds(Rank rank) const {
   const RankRegions& own = Of(rank);
   std::vector<UniqueFd> fds;
   const auto give = [&](int fd, bool for_reading) -> absl::Status {
+    // A read-only descriptor: a trainer must not write parameters that all ranks read.
     ASSIGN_OR_RETURN(fds.emplace_back(), for_reading ? ReopenForReading(fd) : Duplicate(fd));
     return absl::OkStatus();
   };
@@ -375,6 +388,7 @@ void JobRegions::AbortCollectives(Epoch epoch, const absl::Status& reason) const
   options.bytes = group_mapping_.size_bytes() - channel_offset_bytes_;
   options.size = local_.count();
   options.epoch = static_cast<uint32_t>(epoch.value());
+  // The arguments are this object's own, so it cannot fail.
   (void)ShmCommunicator::AbortEpoch(options, reason);
 }
 

@@ -28,8 +28,10 @@ constexpr char kWorker[] = "worker", kJob[] = "job", kExecutor[] = "executor ",
 constexpr int kEndMs = 30'000;
 
 // Ends a process and waits for that. `pidfd`: a descriptor of it.
+// By descriptor: the pid may belong to another process by now.
 absl::Status EndProcess(int pidfd, const std::string& what) {
   (void)syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0);  // It may have ended.
+  // A killed process is readable once it has ended. Until then it may write to the job's memory.
   pollfd ended = {pidfd, POLLIN, 0};
   int ready;
   do {
@@ -43,6 +45,7 @@ absl::Status EndProcess(int pidfd, const std::string& what) {
 absl::Status EndExecutors(const VaultClient::Parts& parts) {
   for (const auto& [part, fds] : parts) {
     if (!absl::StartsWith(part, kExecutor)) continue;
+    // It has no process of its own to end, and may still run: the memory is not usable.
     if (fds.empty())
       return absl::FailedPreconditionError(
           absl::StrCat("the ", part, " is in a trainer's process"));
@@ -59,10 +62,12 @@ absl::Status CheckMemory(const v1::Job& job, const JobDescriptors& memory) {
   ASSIGN_OR_RETURN(const Mapping mapping,
                    Mapping::CreateWhole(shared->second[1].get(), Access::kReadOnly));
   if (mapping.size_bytes() < static_cast<int64_t>(sizeof(GroupPage)))
+    // What the vault holds is only as good as the daemon that put it there: sizes are checked.
     return absl::DataLossError("its ranks' common memory is too small");
   const auto* group = reinterpret_cast<const GroupPage*>(mapping.data());
   if (group->has_begun.load() == 0) return absl::NotFoundError("no epoch of it had begun");
   // The note is made first.
+  // A daemon that died between the two leaves a note that is newer than the word, never older.
   if (group->prepared_epoch.load() <= job.epoch()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("its note is of epoch ", job.epoch(),
                                           ", not of its last epoch, ",
@@ -75,6 +80,7 @@ absl::StatusOr<JobVault::HeldJob> TakeOverJob(const std::string& owner, VaultCli
   v1::VaultedJob job;
   RETURN_IF_ERROR(ReadMessage(parts, kJob, &job));
   held.job = std::move(*job.mutable_job());
+  // Before anything is read of the memory: its executors may still write.
   RETURN_IF_ERROR(EndExecutors(parts));
   for (auto& [part, fds] : parts) {
     absl::string_view rank_text = part;
@@ -119,6 +125,7 @@ absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id, 
   for (auto& [owner, parts] : all) {
     absl::StatusOr<HeldJob> job = TakeOverJob(owner, std::move(parts));
     // Its executor may still write to the memory.
+    // It would be dropped, and its memory reused, under a writer.
     if (absl::IsDeadlineExceeded(job.status())) return job.status();
     if (job.ok()) {
       held.jobs.push_back(*std::move(job));
@@ -130,6 +137,7 @@ absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id, 
   return held;
 }
 
+// A vault that fails costs the next daemon its jobs, not this one.
 void JobVault::Check(const absl::Status& status) {
   if (status.ok()) return;
   TESSERA_LOG(ERROR, "jobs will not outlive this daemon: {}", status.ToString());
@@ -144,6 +152,7 @@ std::string JobVault::PutJob(const v1::Job& job, const JobRegions& regions) {
   // two apart.
   const std::string owner =
       absl::StrCat(job.job_id(), "/", job.creation(), "/", absl::ToUnixNanos(WallNow()));
+  // Descriptors first, the note last: an owner without a note is not taken over.
   for (const auto& [part, fds] : regions.Descriptors()) Check(vault_->Put(owner, part, fds));
   NoteJob(owner, job);
   return owner;
@@ -156,6 +165,7 @@ void JobVault::NoteJob(const std::string& owner, const v1::Job& job) {
 }
 
 void JobVault::NoteProcess(const std::string& owner, const std::string& part, int pid) {
+  // A child that was not reaped keeps its pid. A trainer's is only ever asked whether it runs.
   const UniqueFd process(
       pid == 0 ? -1 : static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
   const std::vector<int> fds =

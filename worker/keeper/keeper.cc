@@ -26,6 +26,7 @@ absl::StatusOr<std::shared_ptr<HostedJob>> Keeper::FindForPut(const std::string&
 }
 
 std::shared_ptr<HostedJob> Keeper::Find(const std::string& job_id, int64_t creation) const {
+  // Commands name a generation: one of a deleted job must not touch its successor.
   std::shared_ptr<HostedJob> job = Find(job_id);
   return job != nullptr && job->creation() == creation ? job : nullptr;
 }
@@ -61,6 +62,7 @@ void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
 }
 
 void Keeper::Drop(const std::string& job_id, int64_t creation) {
+  // Its destructor waits for executors, so it runs after the lock is released.
   std::shared_ptr<HostedJob> job;  // Destroyed outside the lock.
   absl::MutexLock lock(&mu_);
   const auto it = jobs_.find(job_id);
@@ -90,8 +92,10 @@ void Keeper::TakeOver(JobVault::HeldJob held) {
   absl::MutexLock lock(&mu_);
   std::shared_ptr<HostedJob>& kept = jobs_[job_id];
   const auto age = [](const HostedJob& held) {
+    // The vault may hold older memory of the same job: see JobVault::PutJob.
     return std::pair(held.creation(), held.epoch().value());
   };
+  // The younger one stays.
   if (kept == nullptr || age(*kept) < age(**job)) kept.swap(*job);
   if (*job != nullptr) (*job)->MarkDropped();  // An older memory of the same job.
 }
@@ -108,6 +112,8 @@ absl::Status Keeper::MakeRoom(const v1::PrepareEpoch& prepare) {
   const std::string& job_id = prepare.job().job_id();
   const std::shared_ptr<HostedJob> held = Find(job_id);
   if (held == nullptr || held->creation() == prepare.job().creation()) return absl::OkStatus();
+  // The coordinator may have lost its journal: memory with committed steps is never given up to one
+  // that does not know of it.
   const bool is_later = held->creation() > prepare.job().creation();
   if (is_later || (held->has_begun() && held->creation() > prepare.deleted_creation())) {
     return absl::FailedPreconditionError(
@@ -134,6 +140,7 @@ namespace {
 bool IsVoid(const v1::PrepareEpoch& prepare, const HostedJob& job, int first_rank) {
   Epoch since;
   for (const v1::RankPlacement& placement : prepare.job().placements()) {
+    // The rank was placed elsewhere after this memory's last epoch, so its values are old.
     if (placement.rank() == first_rank) since = Epoch(placement.since_epoch());
   }
   return job.has_begun() && (prepare.begin_anew() || job.epoch() < since);
@@ -144,6 +151,7 @@ bool IsVoid(const v1::PrepareEpoch& prepare, const HostedJob& job, int first_ran
 void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   const std::string& job_id = prepare.job().job_id();
   const int64_t creation = prepare.job().creation();
+  // Outside the lock: making and dropping jobs takes long.
   absl::Status status = MakeRoom(prepare);
   std::shared_ptr<HostedJob> job = Find(job_id, creation);
   // From a coordinator that lags: an old one voids nothing.
@@ -155,6 +163,7 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   const bool is_void =
       status.ok() && is_new && (IsVoid(prepare, *job, local->first()) || !(job->local() == *local));
   if (is_void) {
+    // Dropped before it is made again, so that both need not fit into memory.
     job.reset();
     Drop(job_id, creation);
   }
@@ -187,6 +196,7 @@ void Keeper::ReportFailure(const std::string& job_id, int64_t creation, int64_t 
 
 v1::Heartbeat Keeper::Progress() const {
   std::vector<std::shared_ptr<HostedJob>> jobs;
+  // Copies of the pointers: the lock is not held while jobs take theirs.
   {
     absl::MutexLock lock(&mu_);
     for (const auto& [id, job] : jobs_) jobs.push_back(job);
@@ -197,6 +207,7 @@ v1::Heartbeat Keeper::Progress() const {
 }
 
 std::vector<v1::WorkerEvent> Keeper::OnConnected() const {
+  // The heartbeat first: it says which jobs there are before any of them reports.
   std::vector<v1::WorkerEvent> events(1);
   *events[0].mutable_heartbeat() = Progress();
   std::vector<std::shared_ptr<HostedJob>> jobs;
@@ -214,6 +225,7 @@ absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
                                                const PacketPeer& peer) {
   const std::shared_ptr<HostedJob> job = Find(request.job_id());
   if (job == nullptr) {
+    // The trainer may be faster than the coordinator's prepare.
     return WithRetry(absl::NotFoundError(absl::StrCat("worker '", worker_id_, "' has no job '",
                                                       request.job_id(), "'")),
                      v1::RETRY_SOON);
@@ -240,6 +252,7 @@ absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
 }
 
 void Keeper::Detach(const AttachedTrainer& trainer, bool clean) {
+  // The job may be gone, or be a newer one: then there is nothing to detach from.
   const std::shared_ptr<HostedJob> job = Find(trainer.job_id, trainer.creation);
   if (job != nullptr) job->Detach(trainer.rank, trainer.attachment, clean);
 }
@@ -269,6 +282,7 @@ void Keeper::Shutdown() {
   std::map<std::string, std::shared_ptr<HostedJob>> jobs;
   {
     absl::MutexLock lock(&mu_);
+    // Their destructors wait for executors, without the lock.
     jobs.swap(jobs_);
   }
   jobs.clear();

@@ -10,12 +10,14 @@ namespace tessera {
 absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::Reserve(absl::string_view what,
                                                                 int64_t bytes) {
   absl::MutexLock lock(&mu_);
+  // Written as a difference: the sum could overflow.
   if (bytes > all_bytes_ - reserved_bytes_) {
     return absl::ResourceExhaustedError(
         absl::StrCat(what, " needs ", BytesText(bytes), " of memory here, and ",
                      BytesText(all_bytes_ - reserved_bytes_), " of ", BytesText(all_bytes_),
                      " are free (--memory-bytes)"));
   }
+  // Memory that was granted and is not yet in use looks free to the kernel.
   const int64_t available = available_bytes_() - untaken_bytes_;
   if (bytes > available) {
     return absl::ResourceExhaustedError(

@@ -42,6 +42,7 @@ absl::StatusOr<std::string> ReadStart(const std::string& path) {
 
 // Fit for a line.
 std::string Word(absl::string_view text) {
+  // Names of processes and functions come from outside. They may hold anything.
   return absl::CHexEscape(absl::StripAsciiWhitespace(text).substr(0, kMaxWordBytes));
 }
 
@@ -92,6 +93,7 @@ std::vector<Thread> ThreadsOf(const std::string& tasks) {
 }
 
 // `stacks`: the first error of reading one.
+// Files of /proc vanish with their thread: what cannot be read is left out.
 std::string DescribeThread(const Thread& thread, const std::string& folder, absl::Status* stacks) {
   const auto word = [&folder](const char* file) {
     return Word(ReadStart(absl::StrCat(folder, "/", file)).value_or(""));

@@ -19,6 +19,7 @@ void PutForwarder::GiveTo(Rank rank) {
   command.mutable_put()->set_put(staged_->put);
   command.mutable_put()->set_manifest_offset_bytes(staged_->manifest_offset_bytes);
   command.mutable_put()->set_manifest_size_bytes(staged_->manifest_size_bytes);
+  // Before it is sent: an executor that fails at once must be known as a holder.
   put_.Given(static_cast<int>(rank.value()));
   slot.Send(command, {staged_->file.fd()});
 }
@@ -51,6 +52,7 @@ void PutForwarder::OnHolderEnded(Rank rank) {
 PutForwarder::Progress PutForwarder::ProgressOf(uint64_t put) const {
   Progress progress;
   // Looked at in this order: none that is over can be decided afterwards.
+  // The other order could miss a decision between the two looks and report the put as void.
   progress.is_over = put_.IsOver(put);
   if (put == put_.put()) progress.failure = put_.failure();
   const GroupPage& group = *context_->regions.group();
@@ -58,6 +60,7 @@ PutForwarder::Progress PutForwarder::ProgressOf(uint64_t put) const {
   if (!progress.decided.has_value()) return progress;
   progress.is_applied = true;
   for (int i = 0; i < context_->local().count(); ++i) {
+    // Decided, but not yet in each shard: readers of the state may not see it yet.
     if (group.ranks[i].applied_step.load(std::memory_order_acquire) < progress.decided->step)
       progress.is_applied = false;
   }

@@ -15,6 +15,7 @@ namespace tessera {
 namespace {
 
 // Elements in the dtypes of the wire and of the state; bytes have no alignment.
+// A value is copied out first: bytes on the wire may be at any address.
 template <typename From, typename To>
 void Cast(absl::string_view bytes, To* into) {
   for (size_t i = 0; i < bytes.size() / sizeof(From); ++i) {
@@ -39,6 +40,7 @@ void Widen(DType from, absl::string_view bytes, To* into) {
 }
 
 void Convert(DType from, absl::string_view bytes, DType to, std::string* out) {
+  // The counts were checked: bytes are a whole number of elements.
   out->resize(bytes.size() / SizeBytes(from) * SizeBytes(to));
   if (to == DType::kFp64) {
     auto* into = reinterpret_cast<double*>(out->data());
@@ -82,6 +84,7 @@ absl::StatusOr<PutStage::Slot> PutStage::BufferSlotOf(const ModelLayout& layout,
 absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& regions,
                                                            const v1::PutStage& request,
                                                            const std::string& spool_folder) {
+  // 0 means none in the group page.
   if (request.put() == 0) return absl::InvalidArgumentError("a put without a number");
   RETURN_IF_ERROR(regions.CheckHasValues());
   const ModelLayout& layout = regions.layout();
@@ -108,6 +111,7 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
     slot.kept_in = layout.units[slot.tensor.unit].full_dtype();
     slot.element_bytes = SizeBytes(slot.comes_in);
     slot.kept_bytes = SizeBytes(slot.kept_in);
+    // Moments need to know how many updates made them, or the next update would be scaled wrongly.
     if (array != LiveArray::kParameter) {
       RETURN_IF_ERROR(CheckRange("count of updates", from.update_count(), 0,
                                  std::numeric_limits<int32_t>::max()));
@@ -125,6 +129,7 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
                                      size_bytes += range.numel * slots[range.tensor].kept_bytes;
                                      return absl::OkStatus();
                                    }));
+  // The room is taken now, so that a full disk refuses the put before anything is sent.
   ASSIGN_OR_RETURN(SpoolFile file, SpoolFile::Create(spool_folder, size_bytes));
   std::unique_ptr<PutStage> stage(new PutStage(request.put(), std::move(file)));
   stage->slots_ = std::move(slots);
@@ -141,11 +146,13 @@ absl::Status PutStage::Take(const v1::LivePiece& piece) {
   const Slot& slot = slots_[range.tensor];
   const auto size_bytes = static_cast<int64_t>(piece.data().size());
   const int64_t count = size_bytes / slot.element_bytes;
+  // Size, place and order are the sender's words. Each is checked before it is used.
   if (piece.data().size() > kMaxPieceBytes || size_bytes % slot.element_bytes != 0 ||
       piece.offset_elements() != range.begin_elements + done_elements_ ||
       count > range.numel - done_elements_) {
     return refusal;
   }
+  // Converted before it is stored: the executor then copies and converts nothing in its step.
   absl::string_view bytes = piece.data();
   if (slot.comes_in != slot.kept_in) {
     Convert(slot.comes_in, bytes, slot.kept_in, &converted_);
@@ -161,6 +168,7 @@ absl::Status PutStage::Take(const v1::LivePiece& piece) {
     stored->set_crc32(kCrc32OfNothing);
   }
   v1::PutManifest::Range* stored = manifest_.mutable_ranges(manifest_.ranges_size() - 1);
+  // Continued over the pieces of a range: the executor checks the whole range at once.
   stored->set_crc32(Crc32(bytes.data(), bytes.size(), stored->crc32()));
   RETURN_IF_ERROR(file_.Append(bytes.data(), static_cast<int64_t>(bytes.size())));
   done_elements_ += count;
@@ -175,6 +183,7 @@ absl::StatusOr<std::shared_ptr<const StagedPut>> PutStage::Seal() {
   const std::string manifest = manifest_.SerializeAsString();
   const int64_t offset_bytes = file_.size_bytes();
   const auto size_bytes = static_cast<int64_t>(manifest.size());
+  // The manifest comes last, so that a file that is not complete has none.
   RETURN_IF_ERROR(file_.Append(manifest.data(), size_bytes));
   return std::make_shared<const StagedPut>(
       StagedPut{put_, std::move(file_), offset_bytes, size_bytes});

@@ -26,6 +26,7 @@ constexpr int kFailedStartsTold = 3;
 
 // Before the launch that follows `failed_starts` in a row.
 absl::Duration RelaunchDelay(int failed_starts) {
+  // Without jitter: nobody else starts this rank's executor.
   RetryOptions options;
   options.initial = absl::Milliseconds(200);
   options.max = absl::Seconds(10);
@@ -53,6 +54,7 @@ void RankSupervisor::Run() {
     const absl::StatusOr<int> socket = Launch();
     ExecutorEnd end;
     if (socket.ok()) {
+      // Returns when the executor's socket ends, for whatever reason.
       ExecutorWatch(context_, parts_, rank_, *socket).ReadEvents();
       end = Reap();
     } else {
@@ -63,6 +65,7 @@ void RankSupervisor::Run() {
     // Where a trainer hosts or is about to, the end says nothing of the next start.
     const bool is_failed_start =
         !end.was_ready && !end.was_hosted && !parts_->trainers.HasOffer(rank_);
+    // Failures to start are counted, since trying again at once would only burn the node's time.
     failed_starts = is_failed_start ? failed_starts + 1 : 0;
     if (end.left_its_epoch) {
       TESSERA_LOG(INFO, "job {} rank {}: the executor left with its trainer", context_->job_id,
@@ -75,10 +78,12 @@ void RankSupervisor::Run() {
     } else {
       OnEndLocked(end.how, failed_starts);
     }
+    // One that ran is replaced at once.
     if (failed_starts == 0) continue;
     const auto go_on = [this]() ABSL_SHARED_LOCKS_REQUIRED(parts_->mu) {
       return parts_->epochs.is_closed() || parts_->trainers.HasOffer(rank_);
     };
+    // Woken by a trainer that hosts the executor: it need not wait for the delay.
     AwaitWithTimeout(&parts_->mu, absl::Condition(&go_on), RelaunchDelay(failed_starts));
     if (parts_->epochs.is_closed()) return;
   }
@@ -103,6 +108,7 @@ absl::StatusOr<int> RankSupervisor::Launch() {
   std::unique_ptr<HostOffer> offer;
   do {
     if (context_->needs_hosts()) AwaitOffer();
+    // Taken under the lock, together with the job that the executor is set up for.
     absl::MutexLock lock(&parts_->mu);
     if (parts_->epochs.is_closed()) return absl::CancelledError("the job ends");
     job = parts_->epochs.job();
@@ -120,6 +126,7 @@ absl::StatusOr<int> RankSupervisor::Launch() {
         executor, context_->launcher->Launch(std::move(sockets.second),
                                              absl::StrCat(context_->job_id, "/", rank_.value())));
   }
+  // Before the setup gives it memory: the next daemon must know whom to end.
   if (context_->vault != nullptr)
     context_->vault->NoteExecutor(context_->vault_owner, rank_,
                                   offer != nullptr ? 0 : executor->pid());
@@ -141,6 +148,7 @@ absl::StatusOr<int> RankSupervisor::Launch() {
   const bool is_wanted = offer != nullptr
                              ? parts_->trainers.HostIsAttached(rank_, slot.host)
                              : !parts_->trainers.HasOffer(rank_);  // Meanwhile a trainer came.
+  // Both may have changed while the lock was not held.
   if (parts_->epochs.is_closed() || !is_wanted) slot.End();
   return slot.socket.get();
 }
@@ -168,6 +176,7 @@ RankSupervisor::ExecutorEnd RankSupervisor::Reap() {
     absl::MutexLock lock(&parts_->mu);
     ExecutorSlot& slot = parts_->executors.Of(rank_);
     saving_path.swap(slot.saving_path);
+    // Also empties them, so that nothing of this executor is said of the next.
     why_ended.swap(slot.why_ended);
     executor = std::move(slot.executor);
     end.was_ready = slot.ready;
@@ -180,19 +189,23 @@ RankSupervisor::ExecutorEnd RankSupervisor::Reap() {
     slot.ready = false;
     slot.quiet = false;
     slot.pending_order.Clear();
+    // Closed under the lock: Send must not write to a number that is another socket's by then.
     slot.socket.Reset();
   }
   // The socket is closed, so either it is dead or it is beyond use.
+  // Outside the lock: an executor that is stuck in the kernel takes long to end.
   executor->Kill();
   end.how = AwaitEnd(executor.get());
   if (!why_ended.empty()) absl::StrAppend(&end.how, " as it ", why_ended);
   {
+    // Only after its end: until then it could still have applied the put.
     absl::MutexLock lock(&parts_->mu);
     parts_->puts.OnHolderEnded(rank_);
   }
   if (!saving_path.empty()) {
     TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", context_->job_id, rank_.value(),
                 PrintableUtf8(saving_path));
+    // A model file or a checkpoint's folder: the call that does not fit finds nothing.
     ModelFile::Discard(saving_path);
     DiscardFolder(saving_path);
   }
@@ -207,6 +220,7 @@ void RankSupervisor::OnEndLocked(const std::string& how, int failed_starts) {
     reason = absl::StrCat("the executor of rank ", rank_.value(), " (", context_->launcher->name(),
                           ") ended ", failed_starts, " times before it was ready: ", how);
   }
+  // While preparing, kFailure changes nothing. kGiveUp does, and so tells the coordinator.
   parts_->epochs.EndOfRank(
       rank_, reason,
       failed_starts >= kFailedStartsTold ? EpochEvent::kGiveUp : EpochEvent::kFailure);

@@ -17,6 +17,7 @@ void SaveForwarder::SendWish(ExecutorSlot& slot) const {
 void SaveForwarder::Want(const v1::SaveWish& wish) {
   wish_ = wish;
   // The coordinator may not have heard yet that it is over.
+  // Or it would be saved a second time.
   if (wish_.number() <= ended_.wish()) wish_.set_number(0);
   for (ExecutorSlot& slot : *executors_) SendWish(slot);
 }
@@ -27,6 +28,7 @@ void SaveForwarder::OnReport(Rank rank, v1::SaveReport report) {
   report.set_creation(context_->creation);
   v1::WorkerEvent event;
   if (report.phase() != v1::SaveReport::ENDED) {
+    // Kept, so that a death of the executor can end it.
     open_[rank] = report;
     *event.mutable_save() = std::move(report);
     return context_->emit(event);

@@ -20,6 +20,7 @@ std::string WhatOf(const std::string& folder) {
 }
 
 // Where the file system makes no files without a name, one is made and its name removed.
+// Without a name it is gone with its last descriptor, also if the worker is killed.
 UniqueFd OpenUnnamed(const std::string& folder) {
   UniqueFd fd(open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (fd.valid() || (errno != EOPNOTSUPP && errno != EISDIR)) return fd;
@@ -41,6 +42,7 @@ absl::StatusOr<SpoolFile> SpoolFile::Create(const std::string& folder, int64_t s
     TESSERA_LOG(WARNING, "{} is in memory: name a folder on a disk with --spool-folder",
                 WhatOf(folder));
   }
+  // The room is taken at once: a full disk refuses the reader before any state is held for it.
   if (size_bytes > 0 && fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, size_bytes) != 0 &&
       errno != EOPNOTSUPP) {
     return ErrnoStatus(errno, absl::StrCat(WhatOf(folder), ": ", size_bytes, " bytes"));
@@ -59,6 +61,7 @@ absl::Status SpoolFile::WriteAt(int64_t offset_bytes, const void* data, int64_t 
   while (size_bytes > 0) {
     const ssize_t written = pwrite(fd_.get(), next, size_bytes, offset_bytes);
     if (written < 0 && errno == EINTR) continue;
+    // A write of 0 bytes would repeat for ever.
     if (written <= 0) return ErrnoStatus(written < 0 ? errno : ENOSPC, What());
     next += written;
     offset_bytes += written;

@@ -5,7 +5,9 @@
 namespace tessera {
 
 std::optional<Standstill::Verdict> Standstill::Judge(const Look& look, absl::Time now) {
+  // The first look is no evidence of anything before it.
   if (!look.is_stopped || ran_ == absl::InfinitePast()) ran_ = now;
+  // The same operation and the same count: nothing has ended since.
   if (look.kind == 0 || look.kind != kind_ || look.consumed != consumed_) moved_ = now;
   kind_ = look.kind;
   consumed_ = look.consumed;
@@ -16,6 +18,7 @@ std::optional<Standstill::Verdict> Standstill::Judge(const Look& look, absl::Tim
   if (now - moved_ < longest_operation_) return std::nullopt;
   moved_ = now;  // Told of once in a while.
   const auto kind = static_cast<OpKind>(look.kind);
+  // Files may be as slow as their disk. It is told of, and not killed for that.
   return Verdict{absl::StrCat("is at the operation ", OpName(kind), " for more than ",
                               absl::FormatDuration(longest_operation_)),
                  kind != OpKind::kSave && kind != OpKind::kLoad};

@@ -27,6 +27,7 @@ absl::StatusOr<std::vector<LiveTensor>> TensorsOf(const JobRegions& regions,
 // Both words and numbers are in the group region.
 void SetNumbers(const JobRegions& regions, const MapRequest& request, v1::LiveMapGiven* given) {
   GroupPage& page = *regions.group();
+  // Offsets, since client and worker map the page at different addresses.
   const auto offset_of = [&page](const auto& word) {
     return reinterpret_cast<const char*>(&word) - reinterpret_cast<const char*>(&page);
   };
@@ -40,6 +41,7 @@ void SetNumbers(const JobRegions& regions, const MapRequest& request, v1::LiveMa
   for (const int version : {0, 1}) {
     v1::LiveMapNumbers* numbers = version == 0 ? given->mutable_even() : given->mutable_odd();
     const Decision& decision = page.decisions[version];
+    // Clients read a group as six doubles.
     static_assert(sizeof(decision.groups[0]) == 6 * sizeof(double), "as LiveMapNumbers says");
     numbers->set_trained_step_offset_bytes(offset_of(decision.trained_step));
     numbers->set_update_counts_offset_bytes(kGroupPageBytes + version * counts_bytes);
@@ -72,6 +74,7 @@ absl::StatusOr<std::vector<int>> SetPlaces(const JobRegions& regions, const MapR
           return absl::OkStatus();
         }
         int& region = region_of_rank[slice.rank - first];
+        // 0 is the group's region.
         if (region == 0) {
           ranks.push_back(slice.rank);
           region = static_cast<int>(ranks.size());
@@ -104,10 +107,12 @@ absl::StatusOr<PlacedState> PlaceState(const JobRegions& regions, const MapReque
   PlacedState placed;
   SetNumbers(regions, request, &placed.places);
   ASSIGN_OR_RETURN(const std::vector<int> ranks, SetPlaces(regions, request, &placed.places));
+  // The group and, where the places need it, a file travel in the same packet.
   if (ranks.size() + 2 > kMaxPacketFds) {
     return absl::FailedPreconditionError(absl::StrCat(
         ranks.size(), " ranks of one worker have it: too many to map, it can be fetched"));
   }
+  // Read-only descriptors: a client's bug must not reach the state.
   ASSIGN_OR_RETURN(placed.regions.emplace_back(), ReopenForReading(regions.group_fd()));
   for (const int rank : ranks) {
     ASSIGN_OR_RETURN(placed.regions.emplace_back(), ReopenForReading(regions.state_fd(Rank(rank))));
@@ -129,6 +134,7 @@ absl::Status MapGrants::Add(const std::string& session, const std::string& job_i
                             const MapRequest& request) {
   ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(job_id, creation));
   RETURN_IF_ERROR(CheckMappable(job->regions(), request));
+  // The checks were made without the lock: they take long.
   absl::MutexLock lock(&mu_);
   if (grants_.try_emplace(session, Grant{job_id, creation, job, request}).second)
     return absl::OkStatus();
@@ -142,6 +148,7 @@ void MapGrants::Remove(const std::string& session) {
 
 absl::StatusOr<std::vector<UniqueFd>> MapGrants::Give(absl::string_view session) const {
   std::optional<Grant> grant;
+  // A copy: files are made without the lock.
   {
     absl::MutexLock lock(&mu_);
     const auto it = grants_.find(session);
@@ -149,6 +156,7 @@ absl::StatusOr<std::vector<UniqueFd>> MapGrants::Give(absl::string_view session)
   }
   if (!grant.has_value()) return absl::NotFoundError("no client of this session may map anything");
   ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(grant->job_id, grant->creation));
+  // The same generation in new memory: what was granted is not there any more.
   if (job != grant->job.lock()) {
     return absl::UnavailableError(
         absl::StrCat("job '", grant->job_id, "' has begun again, with other memory"));

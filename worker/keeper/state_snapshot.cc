@@ -18,6 +18,7 @@ namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
 
 absl::Status CheckDType(DType stored, DType wanted, const std::string& tensor) {
+  // A reader may ask for fewer bits, never for bits that are not there.
   const bool narrower = wanted == DType::kFp32 || IsHalf(wanted);
   if (wanted == stored || narrower) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("tensor '", tensor, "' is kept in ", Name(stored),
@@ -43,6 +44,7 @@ void Convert(DType from, const char* source, DType to, char* out, int64_t numel)
 absl::StatusOr<std::unique_ptr<StateSnapshot>> StateSnapshot::Create(const JobRegions& regions,
                                                                      const Request& request) {
   RETURN_IF_ERROR(regions.CheckHasValues());
+  // The part is a client's wish.
   if (request.part.rank < 0 || request.part.rank >= regions.config().world_size)
     return absl::InvalidArgumentError(absl::StrCat("the job has no rank ", request.part.rank));
   auto snapshot = std::unique_ptr<StateSnapshot>(new StateSnapshot());
@@ -124,6 +126,7 @@ int64_t StateSnapshot::OffsetBytes(const LiveSlice& slice) const {
 absl::StatusOr<int64_t> StateSnapshot::Hold() {
   int64_t newest = 0;
   for (RankState& rank : ranks_) {
+    // A hold for each rank that has any of it. If one fails, the destructor releases the others.
     ASSIGN_OR_RETURN(const int64_t step, HoldNewest(&rank.record->hold, rank.record->applied_step));
     rank.held = step;
     newest = std::max(newest, step);
@@ -133,11 +136,13 @@ absl::StatusOr<int64_t> StateSnapshot::Hold() {
 
 absl::StatusOr<StateSnapshot::Progress> StateSnapshot::Begin(int64_t step, absl::Duration patience,
                                                              absl::FunctionRef<bool()> cancelled) {
+  // The coordinator chose the newest step that any worker reported, so nobody goes back.
   for (RankState& rank : ranks_) {
     if (!rank.held.has_value() || *rank.held > step) {
       return absl::InvalidArgumentError(
           absl::StrCat("rank ", rank.rank, " does not hold step ", step, " or one before it"));
     }
+    // Keeps the older version until this one is there: no rank can pass it.
     RETURN_IF_ERROR(
         Annotate(MoveHold(&rank.record->hold, *rank.held, step), absl::StrCat("rank ", rank.rank)));
     rank.held = step;
@@ -146,6 +151,7 @@ absl::StatusOr<StateSnapshot::Progress> StateSnapshot::Begin(int64_t step, absl:
   const absl::Time deadline = SteadyNow() + patience;
   for (RankState& rank : ranks_) RETURN_IF_ERROR(AwaitStep(&rank, step, deadline, cancelled));
   ASSIGN_OR_RETURN(spool_, SpoolFile::Create(request_.spool_folder, CutIntoChunks()));
+  // From here on copier and sender claim chunks from both ends.
   absl::MutexLock lock(&mu_);
   back_ = chunks_.size();
   return ReadProgress();
@@ -167,12 +173,14 @@ int64_t StateSnapshot::CutIntoChunks() {
 absl::Status StateSnapshot::AwaitStep(RankState* rank, int64_t step, absl::Time deadline,
                                       absl::FunctionRef<bool()> cancelled) {
   while (rank->record->applied_step.load(std::memory_order_acquire) < step) {
+    // A hold may have been taken away, and the rank may have died.
     if (cancelled()) return absl::CancelledError("the reader is gone");
     const absl::Time now = SteadyNow();
     if (now >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           "rank ", rank->rank, " has not completed step ", step, ", which is decided"));
     }
+    // The word before the second look at the step: a wake-up in between is not lost.
     const uint32_t seen = rank->record->applied_version.value.load(std::memory_order_acquire);
     if (rank->record->applied_step.load(std::memory_order_acquire) >= step) break;
     WaitForChange(&rank->record->applied_version, seen, std::min(deadline, now + kSlice));
@@ -181,6 +189,7 @@ absl::Status StateSnapshot::AwaitStep(RankState* rank, int64_t step, absl::Time 
 }
 
 const StateSnapshot::Chunk* StateSnapshot::ClaimLast() {
+  // After a failure nobody begins anything more.
   absl::MutexLock lock(&mu_);
   if (!failure_.ok() || front_ == back_) return nullptr;
   ++num_claims_;
@@ -190,6 +199,7 @@ const StateSnapshot::Chunk* StateSnapshot::ClaimLast() {
 const StateSnapshot::Chunk* StateSnapshot::ClaimFirst() {
   absl::MutexLock lock(&mu_);
   if (!failure_.ok() || front_ == back_) return nullptr;
+  // From the front, since they are sent in order. The copier takes from the back.
   ++num_claims_;
   return &chunks_[front_++];
 }
@@ -197,12 +207,15 @@ const StateSnapshot::Chunk* StateSnapshot::ClaimFirst() {
 void StateSnapshot::EndClaim(const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   --num_claims_;
+  // The first failure is the cause.
   if (failure_.ok()) failure_ = status;
   MaybeLetGo();
 }
 
 void StateSnapshot::MaybeLetGo() {
+  // The hold ends as soon as nobody reads the memory, not when the client has everything.
   if (let_go_ || num_claims_ > 0 || (failure_.ok() && front_ < back_)) return;
+  // A hold that was taken away voids what was copied meanwhile.
   if (!ReleaseAll() && failure_.ok()) {
     failure_ = absl::AbortedError(absl::StrCat(
         "step ", step_, " was copied for too long: training continued without waiting"));
@@ -218,6 +231,7 @@ absl::Status StateSnapshot::ReadHeld(const Chunk& chunk, char* into) const {
   const int64_t from = OffsetBytes(slice) + chunk.begin_elements * ElementBytes(slice);
   RETURN_IF_ERROR(memory.Read(into, from, StoredBytes(chunk)));
   std::atomic_thread_fence(std::memory_order_acquire);  // The look comes after what was read.
+  // Looked at after each chunk: a torn read stops at once, not at the end.
   if (rank.record->hold.held.load() == step_ + 1) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("rank ", slice.rank, " did not wait until step ", step_,
                                          " was copied: training continued"));
@@ -234,6 +248,7 @@ absl::Status StateSnapshot::Copy(absl::FunctionRef<bool()> cancelled) {
     EndClaim(status);
   }
   absl::MutexLock lock(&mu_);
+  // If no chunk was left to claim, nobody else lets go.
   MaybeLetGo();
   mu_.Await(absl::Condition(&let_go_));  // What others have claimed ends by itself.
   return failure_;
@@ -257,6 +272,7 @@ bool StateSnapshot::ReleaseAll() {
   bool stood = true;
   for (RankState& rank : ranks_) {
     if (!rank.held.has_value()) continue;
+    // False where the executor took the hold away.
     stood = Release(&rank.record->hold, *rank.held) && stood;
     rank.held.reset();
     rank.state.reset();
@@ -278,6 +294,7 @@ absl::Status StateSnapshot::ReadNext(char* into) {
   }
   {
     absl::MutexLock lock(&mu_);
+    // The copier may still be writing this chunk.
     mu_.Await(absl::Condition(&let_go_));
     RETURN_IF_ERROR(failure_);
   }
@@ -287,6 +304,7 @@ absl::Status StateSnapshot::ReadNext(char* into) {
 absl::StatusOr<std::optional<StateSnapshot::Piece>> StateSnapshot::Next(Room room) {
   if (!spool_.has_value()) return absl::FailedPreconditionError("it has not begun");
   if (next_ == chunks_.size()) return std::nullopt;
+  // An executor waits for this hold: it is served from the file from here on.
   if (HasBegunToWrite(step_ + 2)) RETURN_IF_ERROR(Copy([] { return false; }));
   const Chunk& chunk = chunks_[next_];
   const LiveSlice& slice = slices_[chunk.slice];

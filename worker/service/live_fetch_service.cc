@@ -17,11 +17,13 @@ constexpr char kFetch[] = "/tessera.v1.LiveFetch/Fetch";
 
 absl::Status Send(LiveSource* source, grpc::ServerWriter<grpc::ByteBuffer>* writer) {
   while (true) {
+    // The snapshot writes into the slice that gRPC sends: no copy in between.
     grpc_slice data = grpc_empty_slice();
     const auto piece = source->Next([&data](int64_t size_bytes) {
       data = grpc_slice_malloc_large(size_bytes);
       return reinterpret_cast<char*>(GRPC_SLICE_START_PTR(data));
     });
+    // Owned on each path: a failed read must not leak it.
     const grpc::Slice owned(data, grpc::Slice::STEAL_REF);
     if (!piece.ok()) return piece.status();
     if (!piece->has_value()) return absl::OkStatus();
@@ -33,6 +35,7 @@ absl::Status Send(LiveSource* source, grpc::ServerWriter<grpc::ByteBuffer>* writ
 }  // namespace
 
 grpc::ByteBuffer EncodeLivePiece(int64_t offset_elements, const grpc::Slice& data) {
+  // Encoded by hand, so that the data's slice is sent as it is. It is what LivePiece would be.
   using google::protobuf::internal::WireFormatLite;
   uint8_t head[32];
   uint8_t* end = head;
@@ -48,6 +51,7 @@ grpc::ByteBuffer EncodeLivePiece(int64_t offset_elements, const grpc::Slice& dat
 }
 
 LiveFetchService::LiveFetchService(LiveSources* sources) : sources_(sources) {
+  // With a raw buffer as response, which generated services do not offer.
   AddMethod(new grpc::internal::RpcServiceMethod(
       kFetch, grpc::internal::RpcMethod::SERVER_STREAMING,
       new grpc::internal::ServerStreamingHandler<LiveFetchService, v1::LiveFetchRequest,
@@ -62,9 +66,11 @@ grpc::Status LiveFetchService::Fetch(grpc::ServerContext* context,
                                      const v1::LiveFetchRequest* request, Writer* writer) {
   if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   const std::shared_ptr<LiveSource> source = sources_->Find(request->session());
+  // A session's number is its only key, and works once.
   if (source == nullptr || !source->Enter([context] { context->TryCancel(); }))
     return ToGrpcStatus(absl::NotFoundError("no state waits for a client of this session"));
   const absl::Status status = Send(source.get(), writer);
+  // After the last write: from here on the context is not used.
   source->Leave(status);
   return ToGrpcStatus(status);
 }

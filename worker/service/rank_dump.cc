@@ -26,8 +26,10 @@ void DescribeOps(const ControlPage& page, std::string* text) {
   const uint32_t consumed = page.consumed.load(), submitted = page.submitted.value.load();
   absl::StrAppend(text, "operations: ", submitted, " submitted, ", consumed, " consumed; at step ",
                   page.progress_step.load(), " position ", page.progress_sequence.load(), "\n");
+  // A counter that a trainer spoiled gives a large difference. No more than the ring is listed.
   const uint32_t num_pending = std::min<uint32_t>(submitted - consumed, kRingOps);
   for (uint32_t i = 0; i < num_pending; ++i) {  // Those before are in the flight records.
+    // Read while it may be written: a torn record is shown as it is.
     const Op& op = page.ring[(consumed + i) % kRingOps];
     absl::StrAppend(text, "  #", consumed + i, " pending ", OpName(op.kind), " unit ", op.unit,
                     " epoch ", op.epoch, "\n");
@@ -88,6 +90,7 @@ v1::DumpRankResponse DumpRank(const JobRegions& regions, const std::string& job_
   } else {
     dump.mutable_text()->append(absl::StrCat("no records: ", read.status().message(), "\n"));
   }
+  // Both clocks at one moment, so that readers can convert the records' times.
   dump.set_now_steady_ns(MonotonicNanos());
   dump.set_now_unix_ns(absl::GetCurrentTimeNanos());
   return dump;

@@ -16,6 +16,7 @@ namespace tessera {
 absl::StatusOr<SocketFolder> SocketFolder::Open(const std::string& path) {
   const std::string what = absl::StrCat("socket folder '", path, "'");
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, what);
+  // The open folder is what is checked and locked: the path may be replaced meanwhile.
   UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder.valid()) {
     if (errno == ENOTDIR) return absl::InvalidArgumentError(absl::StrCat(what, ": no folder"));
@@ -31,6 +32,7 @@ absl::StatusOr<SocketFolder> SocketFolder::Open(const std::string& path) {
     return absl::PermissionDeniedError(
         absl::StrCat(what, ": others than its user may write to it; its mode must be 0700"));
   }
+  // The lock ends with the process, however that ends.
   if (flock(folder.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK)
       return absl::AlreadyExistsError(absl::StrCat(what, ": another worker has it"));

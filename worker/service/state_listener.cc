@@ -19,6 +19,7 @@ class GrpcStateListener : public StateListener {
  public:
   explicit GrpcStateListener(LiveSources* sources) : service_(sources) {}
   ~GrpcStateListener() override {
+    // At once: calls that are under way are cancelled.
     if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow()));
   }
 
@@ -53,6 +54,7 @@ absl::StatusOr<std::unique_ptr<StateListener>> StateListener::Start(const std::s
                                                                     bool insecure_listen,
                                                                     LiveSources* sources) {
   ASSIGN_OR_RETURN(const ServerAddress parsed, ParseServerAddress(address));
+  // Such an address would tell clients nothing.
   if (parsed.reach == Reach::kUnix || parsed.host == "0.0.0.0" || parsed.host == "::") {
     return absl::InvalidArgumentError(
         absl::StrCat("'", address,

@@ -63,6 +63,7 @@ absl::Status Validate(const WorkerServer::Options& options) {
     return ErrnoStatus(errno, absl::StrCat("executor binary ", options.executor_binary));
   }
   if (!options.data_host.empty()) {
+    // A port is only there to make it an address. Ranks choose theirs.
     const bool v6 = absl::StrContains(options.data_host, ':');
     const std::string address =
         v6 ? absl::StrCat("[", options.data_host, "]:1") : absl::StrCat(options.data_host, ":1");
@@ -74,6 +75,7 @@ absl::Status Validate(const WorkerServer::Options& options) {
           "--insecure-data where the network between them is trusted"));
     }
     if (!plain.ok()) return Annotate(plain.status(), "--data-host");
+    // Listens once, so that a mistake is an error at the start and not of the first job.
     PeerMesh::Options probe;
     probe.listen_host = options.data_host;
     RETURN_IF_ERROR(Annotate(PeerMesh::Listen(std::move(probe)).status(), "--data-host"));
@@ -95,18 +97,21 @@ class WorkerServerImpl : public WorkerServer {
   ~WorkerServerImpl() override { Stop(); }
 
   absl::Status Open(const Options& options) {
+    // First: everything below is for the one worker that has the folder's lock.
     ASSIGN_OR_RETURN(folder_, SocketFolder::Open(options.socket_dir));
     socket_path_ = options.socket_dir + "/worker.sock";
     launcher_ = options.executor_binary.empty()
                     ? NewThreadLauncher(options.machine)
                     : NewProcessLauncher(options.executor_binary, options.executor_flags);
     device_memory_ = options.device_memory;
+    // A tenth stays for what is not a job's.
     budget_.emplace(options.memory_bytes > 0 ? options.memory_bytes
                                              : MachineMemoryBytes() / 10 * 9);
     TESSERA_LOG(INFO, "jobs get up to {} of this node's memory", BytesText(budget_->all_bytes()));
     JobVault::Held held;
     if (options.vault != nullptr) {
       vault_.emplace(options.vault);
+      // Before anything is created: executors of the last daemon must have ended.
       ASSIGN_OR_RETURN(held, vault_->TakeOver(options.worker_id, options.num_devices));
     }
     keeper_ = std::make_unique<Keeper>(
@@ -196,6 +201,7 @@ class WorkerServerImpl : public WorkerServer {
     service.coordinator_connected = [this] { return agent_->connected(); };
     service.cluster = [this] { return agent_->cluster(); };
     service_ = std::make_unique<WorkerService>(std::move(service), keeper_.get());
+    // Left by a killed daemon: the folder's lock says that no other worker has it.
     unlink(socket_path_.c_str());
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -211,12 +217,16 @@ class WorkerServerImpl : public WorkerServer {
     umask(old_mask);
     if (server_ == nullptr)
       return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address()));
+    // After the servers, and before the agent: the coordinator hears of these jobs in the first
+    // report.
     for (JobVault::HeldJob& job : held.jobs) keeper_->TakeOver(std::move(job));
     return agent_->Start();
   }
 
   void Stop() override {
+    // Calls first, then what they use.
     if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow() + kShutdownGrace));
+    // No command comes any more, so no job or session begins.
     if (agent_ != nullptr) agent_->Stop();
     if (relay_ != nullptr) relay_->Stop();
     if (puts_ != nullptr) puts_->Stop();
@@ -224,6 +234,7 @@ class WorkerServerImpl : public WorkerServer {
     listener_.reset();
     if (folder_.has_value()) unlink(socket_path_.c_str());  // Else it may be another worker's.
     descriptors_.reset();
+    // After all that attaches to jobs. It waits for executors.
     if (keeper_ != nullptr) keeper_->Shutdown();
     server_.reset();
     folder_.reset();
@@ -236,6 +247,7 @@ class WorkerServerImpl : public WorkerServer {
   }
 
   bool MakesProgress() const override {
+    // Takes the locks on its way: if one of them is never released, this does not return either.
     (void)keeper_->Progress();
     return SteadyNow() - agent_->last_round() < kLongestRound;
   }

@@ -9,6 +9,7 @@ namespace tessera {
 grpc::Status WorkerService::GetStatus(grpc::ServerContext* context,
                                       const v1::WorkerStatusRequest* request,
                                       v1::WorkerStatusResponse* response) {
+  // The socket's mode is the first barrier, this is the second.
   if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   response->set_worker_id(options_.worker_id);
   response->set_incarnation(options_.incarnation());

@@ -43,6 +43,7 @@ class MemoryVault {
     while (true) {
       absl::StatusOr<Packet> packet = ReceivePacket(daemon);
       v1::VaultCommand command;
+      // A packet that is not a command ends the daemon's connection, never the vault.
       if (!packet.ok() || !command.ParseFromString(packet->bytes) ||
           !Do(daemon, command, std::move(packet->fds))) {
         return has_put;
@@ -59,6 +60,7 @@ class MemoryVault {
     v1::VaultAnswer answer;
     switch (command.command_case()) {
       case v1::VaultCommand::kPut:
+        // What was held as this part is closed by this.
         parts_[{command.put().owner(), command.put().part()}] = std::move(fds);
         return Send(daemon, answer, {});
       case v1::VaultCommand::kDrop:
@@ -68,6 +70,7 @@ class MemoryVault {
         }
         return Send(daemon, answer, {});
       case v1::VaultCommand::kList:
+        // One packet each: descriptors per packet are limited.
         for (const auto& [key, held] : parts_) {
           answer.set_is_part(true);
           answer.set_owner(key.first);
@@ -106,13 +109,16 @@ class MemoryVault {
   }
   if (socket > 3) syscall(SYS_close_range, 3, socket - 1, 0);
   syscall(SYS_close_range, socket + 1, ~0U, 0);
+  // A daemon that dies while it is answered must not end the vault.
   signal(SIGPIPE, SIG_IGN);
   if (const int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); score >= 0) {
+    // What it holds is all jobs' memory: it is the last that should be killed.
     (void)!write(score, "-900", 4);
     close(score);
   }
   (void)!chdir("/");
   RunVault(std::move(listener), patience);
+  // Without exit handlers: they are those of the process that was forked.
   _exit(0);
 }
 
@@ -127,10 +133,12 @@ absl::StatusOr<std::unique_ptr<VaultClient>> ConnectVault(const std::string& pat
 absl::Status StartVault(const std::string& path, absl::Duration patience) {
   ASSIGN_OR_RETURN(UniqueFd listener, ListenPacketSocket(path));
   ASSIGN_OR_RETURN(auto ours_theirs, CreatePacketSocketPair());
+  // The child goes on as a C++ program, so this process must not have other threads yet.
   const pid_t child = fork();
   if (child < 0) return ErrnoStatus(errno, "start the process that holds the memory");
   if (child == 0) BeVault(std::move(listener), patience);
   ours_theirs.second.Reset();
+  // Its end of the pair closes with all other descriptors once it listens.
   (void)ReceivePacket(ours_theirs.first.get());  // Until it listens.
   return absl::OkStatus();
 }
@@ -144,6 +152,7 @@ void RunVault(UniqueFd listener, absl::Duration patience) {
   while (true) {
     // A daemon that looks and does not stay, as it cannot take over, is none.
     const auto left = longest - (std::chrono::steady_clock::now() - since);
+    // One millisecond more, or the last one would be spent in polls that return at once.
     const int64_t left_ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1;
     if (left_ms <= 0) return;
     pollfd next = {listener.get(), POLLIN, 0};
@@ -151,14 +160,17 @@ void RunVault(UniqueFd listener, absl::Duration patience) {
     if (ready < 0 && errno != EINTR) return;
     if (ready <= 0) continue;
     const UniqueFd daemon(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    // One daemon at a time. The next one waits in the backlog.
     if (!daemon.valid() || !CheckPeerUser(daemon.get()).ok()) continue;
     if (vault.Serve(daemon.get())) since = std::chrono::steady_clock::now();
+    // Nothing left to hold.
     if (vault.empty()) return;
   }
 }
 
 absl::Status EndVault(const std::string& socket_dir, const std::string& worker_id) {
   const absl::StatusOr<std::unique_ptr<VaultClient>> vault = ConnectVault(socket_dir + kSocketName);
+  // One that stands still may hold memory, so it does not count as none.
   if (absl::IsPermissionDenied(vault.status()) || absl::IsDeadlineExceeded(vault.status()))
     return vault.status();
   if (!vault.ok()) return absl::OkStatus();  // There is none.
@@ -187,6 +199,7 @@ absl::StatusOr<std::unique_ptr<VaultClient>> ConnectOrStartVault(const std::stri
         absl::IsDeadlineExceeded(vault.status())) {
       return vault;
     }
+    // Another daemon may have started one at the same moment. Then this one connects to it.
     started = StartVault(path, patience);
     if (!started.ok() && !absl::IsAlreadyExists(started)) return started;
     absl::SleepFor(kBetweenTries);

@@ -24,6 +24,7 @@ bool VaultClient::Await(short events) const {
   if (poll(&ready, 1, kSilenceMs) > 0) return true;
   const absl::StatusOr<PacketPeer> vault = PeerOf(socket_.get());
   if (vault.ok() && vault->pid > 0)
+    // A stopped vault would hold up the daemon for ever, and holds memory that is still needed.
     kill(vault->pid, SIGCONT);  // Nothing to a process that is not stopped.
   return poll(&ready, 1, kPatienceMs) > 0;
 }
@@ -31,6 +32,7 @@ bool VaultClient::Await(short events) const {
 absl::Status VaultClient::Send(const v1::VaultCommand& command, absl::Span<const int> fds) {
   RETURN_IF_ERROR(broken_);
   if (!Await(POLLOUT)) {
+    // Final: after a lost answer the next one would belong to the command before.
     broken_ = absl::DeadlineExceededError("the process that holds the memory takes no command");
     return broken_;
   }
@@ -53,11 +55,13 @@ absl::StatusOr<v1::VaultAnswer> VaultClient::Receive(std::vector<UniqueFd>* fds)
     return broken_;
   }
   if (!answer.error().empty()) return absl::UnimplementedError(answer.error());
+  // Only after the answer is known to be whole: on errors they close.
   *fds = std::move(packet->fds);
   return answer;
 }
 
 absl::Status VaultClient::Call(const v1::VaultCommand& command, absl::Span<const int> fds) {
+  // Commands and answers alternate, so one call at a time.
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(Send(command, fds));
   std::vector<UniqueFd> none;
@@ -112,6 +116,7 @@ absl::Status ReadMessage(const VaultClient::Parts& parts, const std::string& par
     return absl::DataLossError(absl::StrCat("the vault holds no ", part));
   ASSIGN_OR_RETURN(const Mapping mapping,
                    Mapping::CreateWhole(found->second[0].get(), Access::kReadOnly));
+  // Without the byte that was added to it.
   if (message->ParseFromArray(mapping.data(), static_cast<int>(mapping.size_bytes()) - 1))
     return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("what is held as ", part, " cannot be read"));

@@ -15,6 +15,7 @@ namespace {
 // Of what the small operations hold at once.
 constexpr int64_t kChunkBytes = 4 << 20;
 
+// The first rank of each other host speaks for its host.
 std::vector<int> OtherLeaders(const RankTopology& topology, int host) {
   std::vector<int> leaders;
   for (int other = 0; other < topology.num_hosts(); ++other) {
@@ -51,6 +52,7 @@ HostsCommunicator::HostsCommunicator(Options options)
       served_sums_(served_.size()),
       host_sums_(options_.topology.num_hosts()) {}
 
+// Agree compares digests within the host. Between hosts each frame of the mesh carries the digest.
 absl::Status HostsCommunicator::Run(Operation operation, std::initializer_list<int64_t> arguments,
                                     const std::function<absl::Status()>& body) {
   if (!broken_.ok()) return broken_;
@@ -60,6 +62,8 @@ absl::Status HostsCommunicator::Run(Operation operation, std::initializer_list<i
   return status.ok() ? status : Break(status);
 }
 
+// Ranks of this host wait in shared memory, peers in a read of the mesh: both must be told, or one
+// side waits for its deadline.
 absl::Status HostsCommunicator::Break(const absl::Status& status) {
   broken_ = Annotate(status, Describe(operation_.digest));
   options_.local->Abort(broken_);
@@ -87,6 +91,8 @@ absl::Status HostsCommunicator::Agree() {
 absl::Status HostsCommunicator::Exchange(absl::Span<const int> peers,
                                          absl::Span<const PeerMesh::Part> sends,
                                          absl::Span<const PeerMesh::Part> receives) {
+  // The grace: a peer may itself wait for a rank of its host until its timeout, and its error,
+  // which names that rank, is the one to get.
   return options_.mesh->Exchange(operation_, peers, sends, receives,
                                  SteadyNow() + options_.timeout + options_.host_grace);
 }
@@ -94,6 +100,7 @@ absl::Status HostsCommunicator::Exchange(absl::Span<const int> peers,
 absl::Status HostsCommunicator::ExchangeWith(int peer, absl::Span<const PeerMesh::Part> sends,
                                              absl::Span<const PeerMesh::Part> receives,
                                              absl::Duration timeout) {
+  // Only two ranks take part, so the ranks of the host do not agree on it first.
   if (!broken_.ok()) return broken_;
   operation_.digest = OperationDigest(Operation::kExchange, {});
   const absl::Status status =
@@ -106,6 +113,7 @@ absl::Status HostsCommunicator::Barrier() {
 }
 
 absl::Status HostsCommunicator::DoBarrier() {
+  // Agree has met all ranks of this host. The leaders meet, then each releases its host.
   if (leads()) RETURN_IF_ERROR(Exchange(leaders_, {}, {}));
   return options_.local->Barrier();
 }
@@ -121,6 +129,7 @@ absl::Status HostsCommunicator::DoAllGather(const void* send, void* recv, int64_
   char* all = static_cast<char*>(recv);
   const auto block = [&](int host) { return all + topology.FirstRank(host) * bytes_per_rank; };
   const int64_t own_bytes = topology.NumRanks(host_) * bytes_per_rank;
+  // The ranks of a host are adjacent, so a leader sends its host's block in one piece.
   RETURN_IF_ERROR(options_.local->AllGather(send, block(host_), bytes_per_rank));
   if (leads()) {
     sends_.clear();
@@ -151,6 +160,8 @@ absl::Status HostsCommunicator::DoReduceScatter(const void* send, host::SumOutpu
   const int64_t element_bytes = SizeBytes(type);
   const int64_t chunk =
       std::max<int64_t>(kChunkBytes / (int64_t{size()} * size() * element_bytes), 1);
+  // Gathers everything from everyone and sums it here. This form moves small control data: rank
+  // order counts, bytes do not. The chunk bounds the size^2 blocks in memory.
   std::vector<char> mine(size() * chunk * element_bytes), all(size() * mine.size());
   inputs_.resize(size());
   for (int64_t begin = 0; begin < count_per_rank; begin += chunk) {
@@ -218,6 +229,7 @@ absl::Status HostsCommunicator::DoBroadcast(void* buffer, int64_t bytes, int roo
     }
     RETURN_IF_ERROR(Exchange(leaders_, sends_, receives_));
   }
+  // Ranks of the root's host wait for their leader too: if its exchange fails, all get the error.
   return has_it ? options_.local->Barrier() : options_.local->Broadcast(buffer, bytes, 0);
 }
 
@@ -231,6 +243,7 @@ absl::Status HostsCommunicator::DoAllGatherMapped(std::byte* base, int64_t bytes
   if (options_.device != nullptr) return GatherFromDevice(base, bytes_per_rank);
   sends_.clear();
   receives_.clear();
+  // Each slice goes to one agent a host, which receives it into memory that its host shares.
   for (int host = 0; host < options_.topology.num_hosts(); ++host) {
     if (host == host_) continue;
     sends_.push_back({options_.topology.Agent(host, options_.rank),
@@ -241,6 +254,7 @@ absl::Status HostsCommunicator::DoAllGatherMapped(std::byte* base, int64_t bytes
     payload_bytes_copied_ += bytes_per_rank;
   }
   RETURN_IF_ERROR(Exchange(peers_, sends_, receives_));
+  // The agents of this host are several ranks. Nobody reads before all of them have received.
   return options_.local->Barrier();
 }
 
@@ -260,6 +274,7 @@ absl::Status HostsCommunicator::ReduceScatterMapped(absl::Span<const void* const
 }
 
 bool HostsCommunicator::HasSum(const Reduction& reduction) const {
+  // A lone rank's gradient in the dtype of sums is its host's sum: it is sent from its place.
   return options_.device == nullptr && options_.local->size() == 1 &&
          reduction.parts.dtype == reduction.sum_dtype;
 }
@@ -299,6 +314,7 @@ absl::Status HostsCommunicator::SendSum(const Reduction& reduction, size_t serve
     sends_.push_back({to, sum->data(), static_cast<int64_t>(sum->size())});
     return absl::OkStatus();
   }
+  // Several buffers of one frame. The receiver has the same parts, so it gets them packed.
   for (const ElementRange& whole : reduction.parts.parts) {
     const ElementRange part = Intersect(whole, slice);
     if (part.empty()) continue;
@@ -330,6 +346,7 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
   const Reduction reduction = {sends_by_rank, {parts, own, dtype}, recv.dtype};
   sends_.clear();
   receives_.clear();
+  // Before SendSum, which sends this same sum to replicas.
   if (!HasSum(reduction)) RETURN_IF_ERROR(SumLocally(reduction, own, &host_sums_[host_]));
   for (size_t i = 0; i < served_.size(); ++i)
     RETURN_IF_ERROR(SendSum(reduction, i, slices_by_rank[served_[i]]));
@@ -339,6 +356,7 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
     RETURN_IF_ERROR(FinishToDevice(reduction, scale, accumulate, recv, stats));
     return options_.local->Barrier();
   }
+  // In the order of the hosts, this one's sum in its turn: the same bits wherever they are added.
   inputs_.resize(host_sums_.size());
   RETURN_IF_ERROR(ReduceParts(
       &kernels_, {parts, own, recv.dtype, scale, accumulate}, &inputs_,
@@ -350,6 +368,8 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
         return sum + part.packed_elements * SizeBytes(recv.dtype);
       },
       [&](const SlicePart& part) { return recv.At(part.range.begin - own.begin); }, stats));
+  // Until here ranks of this host read each other's gradients. The caller may overwrite its own
+  // after this.
   return options_.local->Barrier();
 }
 

@@ -26,6 +26,7 @@ absl::Status HostsCommunicator::GatherFromDevice(std::byte* base, int64_t bytes_
                           [&](int64_t bytes) { return options_.kernels->AllocateOnHost(bytes); }));
   std::byte* own = slices_.data_as<std::byte>();
   options_.kernels->Copy(own, base + options_.rank * bytes_per_rank, bytes_per_rank);
+  // The mesh reads host memory, so the copies must have ended.
   RETURN_IF_ERROR(options_.kernels->Finish());
   sends_.clear();
   receives_.clear();
@@ -42,6 +43,7 @@ absl::Status HostsCommunicator::GatherFromDevice(std::byte* base, int64_t bytes_
     options_.kernels->Copy(base + slice.peer * bytes_per_rank, slice.data, bytes_per_rank);
     payload_bytes_copied_ += bytes_per_rank;
   }
+  // Peers read the device's memory right after the barrier.
   RETURN_IF_ERROR(options_.kernels->Finish());
   return options_.local->Barrier();
 }
@@ -92,6 +94,7 @@ absl::Status HostsCommunicator::FinishToDevice(const Reduction& reduction, doubl
   parts.scale = scale;
   parts.accumulate = accumulate;
   result_.resize(CountIn(parts.parts, parts.slice) * SizeBytes(recv.dtype));
+  // The sum so far is the first summand, so it comes to the host as well.
   if (accumulate) RETURN_IF_ERROR(CopyParts(reduction, recv, /*to_device=*/false));
   const host::SumOutput result = {result_.data(), recv.dtype};
   inputs_.resize(host_sums_.size());

@@ -44,6 +44,7 @@ absl::Status LoopbackCommunicator::ReduceScatter(const void* send, host::SumOutp
                                                  double scale) {
   RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, type, size_));
   RETURN_IF_ERROR(CheckNotAborted());
+  // The one slice counts `size_` times and is added as often, so that it rounds as with real peers.
   const std::vector<const void*> slices(
       size_, static_cast<const char*>(send) + rank_ * count_per_rank * SizeBytes(type));
   host::SumElements(slices, type, count_per_rank, scale, false, recv, nullptr);

@@ -89,6 +89,7 @@ class Library : public NcclApi {
     ncclUniqueId native;
     std::memcpy(native.internal, id.data(), sizeof(native));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    // A blocking call that waits for a dead rank could not be aborted (docs/adr/0027).
     config.blocking = 0;
     return Of(ncclCommInitRankConfig_(reinterpret_cast<ncclComm_t*>(comm), num_ranks, native, rank,
                                       &config));
@@ -99,6 +100,7 @@ class Library : public NcclApi {
     *error = Of(native);
     return result;
   }
+  // The text is the library's own and may change at the next call: it is copied at once.
   std::string GetLastError(NcclComm* comm) override {
     const char* text = ncclGetLastError_(Of(comm));
     return text == nullptr ? "" : text;

@@ -61,6 +61,7 @@ NcclRank::Group NcclCommunicator::Exchange(std::vector<Move> moves, NcclType typ
   return [nccl = options_.nccl, moves = std::move(moves), type](NcclComm* comm,
                                                                 CudaStreamHandle* stream) {
     for (const Move& move : moves) {
+      // Within a group "in progress" is no error: the state is polled after the group's end.
       const NcclResult result =
           move.is_send ? nccl->Send(move.from, move.count, type, move.peer, comm, stream)
                        : nccl->Recv(move.to, move.count, type, move.peer, comm, stream);
@@ -82,6 +83,7 @@ struct NcclCommunicator::MappedSum {
 absl::Status NcclCommunicator::Barrier() { return Agree(OperationDigest(Operation::kBarrier, {})); }
 
 absl::Status NcclCommunicator::AllGather(const void* send, void* recv, int64_t bytes_per_rank) {
+  // Before Agree: a refused argument has told the others nothing, so the communicator stays usable.
   RETURN_IF_ERROR(CheckAllGather(send, recv, bytes_per_rank, size()));
   RETURN_IF_ERROR(Agree(OperationDigest(Operation::kAllGather, {bytes_per_rank})));
   return Finish(Gather(send, recv, bytes_per_rank));
@@ -175,6 +177,7 @@ absl::Status NcclCommunicator::SumByKernel(const void* send, host::SumOutput rec
                                            ElementType type, double scale) {
   const int64_t element_bytes = SizeBytes(type);
   const int64_t peers = std::max(size() - 1, 1);
+  // One element at least, however small the staging.
   const int64_t piece = std::min(
       count,
       std::max<int64_t>(1, (options_.staging_bytes / peers - kSlotAlignmentBytes) / element_bytes));
@@ -184,6 +187,7 @@ absl::Status NcclCommunicator::SumByKernel(const void* send, host::SumOutput rec
     const int64_t now = std::min(piece, count - begin);
     std::vector<Move> moves;
     for (int r = 0, slot = 0; r < size(); ++r) {
+      // The own slice is read where it is. Others' are received into slots, in rank order.
       const char* slice = At(send, (r * count + begin) * element_bytes);
       sources_[r] = slice;
       if (r == rank()) continue;
@@ -268,6 +272,8 @@ absl::Status NcclCommunicator::ReduceScatterMapped(absl::Span<const void* const>
 void NcclCommunicator::AppendMoves(const MappedSum& sum, int rank, int peer, char* slot,
                                    std::vector<Move>* moves) {
   const int64_t element_bytes = SizeBytes(sum.dtype);
+  // Both ranks of a pair go through the parts in the same order, so the n-th send meets the n-th
+  // receive.
   for (const ElementRange& part : sum.parts) {
     const ElementRange theirs = Intersect(part, sum.slices[peer]);
     const ElementRange mine = Intersect(part, sum.slices[rank]);
@@ -287,6 +293,7 @@ absl::Status NcclCommunicator::SumParts(const MappedSum& sum, host::SumOutput re
   const int64_t slot_bytes = SlotBytes(own_elements * element_bytes);
   RETURN_IF_ERROR(EnsureStaging(slot_bytes * (size() - 1)));
   const auto slot_of = [&](int r) {
+    // The own gradient is read in place and has no slot.
     return At(staging_.data(), slot_bytes * (r < rank() ? r : r - 1));
   };
   std::vector<Move> moves;
@@ -297,6 +304,7 @@ absl::Status NcclCommunicator::SumParts(const MappedSum& sum, host::SumOutput re
   if (!moves.empty()) {
     RETURN_IF_ERROR(nccl_->Issue("ncclSend", Exchange(std::move(moves), NcclTypeOf(sum.dtype))));
   }
+  // Pinned memory: kernels add to it, and it may be read after Await.
   auto* measured = stats == nullptr ? nullptr : stats_.data_as<host::GradientStats>();
   if (measured != nullptr) *measured = {};
   int64_t packed = 0;

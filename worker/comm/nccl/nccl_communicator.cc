@@ -89,6 +89,7 @@ absl::StatusOr<std::shared_ptr<NcclRank>> MakeRank(const NcclCommunicator::Optio
   return std::make_shared<NcclRank>(ranked, std::move(stream), std::move(event));
 }
 
+// For what a thread may still use that is stuck in the library. Never freed.
 template <typename T>
 void KeepForEver(T value) {
   static absl::Mutex mu(absl::kConstInit);
@@ -100,6 +101,7 @@ void KeepForEver(T value) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(const Options& options) {
+  // Both are tried before the others hear of a failure: only one reason can be told.
   absl::StatusOr<std::shared_ptr<NcclRank>> ranked = MakeRank(options);
   absl::StatusOr<Buffer> stats = options.device->AllocatePinned(sizeof(host::GradientStats));
   absl::Status status = ranked.status();
@@ -135,6 +137,7 @@ NcclCommunicator::NcclCommunicator(const Options& options, std::shared_ptr<NcclR
 
 NcclCommunicator::~NcclCommunicator() {
   // Each operation waited for the stream.
+  // After a failure nothing is deregistered: the abort frees it, and the library may be stuck.
   if (is_registered_ && broken_.ok() && !options_.control_aborted()) {
     const absl::Status status = nccl_->Deregister();
     if (!status.ok()) TESSERA_LOG(WARNING, "left to NCCL to deregister: {}", status.ToString());
@@ -163,6 +166,7 @@ absl::Status NcclCommunicator::RegisterOwn() {
 }
 
 absl::Status NcclCommunicator::Register() {
+  // A rank without a usable communicator meets nobody: the others learn of its abort instead.
   const absl::Status own = RegisterOwn();
   if (nccl_->phase() == NcclPhase::kStuck || absl::IsAborted(own)) return own;
   could_register_ = own.ok();
@@ -170,6 +174,7 @@ absl::Status NcclCommunicator::Register() {
     TESSERA_LOG(WARNING, "rank {} registers no memory with NCCL: {}", rank(), own.ToString());
   const uint8_t mine = own.ok() ? 1 : 0;
   std::vector<uint8_t> all(size());
+  // All ranks or none (docs/adr/0042).
   RETURN_IF_ERROR(options_.control->AllGather(&mine, all.data(), sizeof(mine)));
   const auto cannot = std::find(all.begin(), all.end(), 0);
   is_registered_ = cannot == all.end();
@@ -178,6 +183,7 @@ absl::Status NcclCommunicator::Register() {
     TESSERA_LOG(INFO, "no memory is registered with NCCL: rank {} cannot", cannot - all.begin());
     RETURN_IF_ERROR(nccl_->Deregister());
   }
+  // It is memory of the kind to register. Later staging is allocated as needed.
   staging_ = Buffer();
   return absl::OkStatus();
 }
@@ -197,6 +203,8 @@ absl::Status NcclCommunicator::Agree(uint32_t digest) {
 }
 
 absl::Status NcclCommunicator::Break(absl::Status status) {
+  // Three cases: another communicator of the device ended this one; the epoch was ended elsewhere;
+  // or the cause is this rank's, and the others hear it from here.
   if (absl::Status along = nccl_->ended_along(); !along.ok()) {
     status = std::move(along);
     options_.control->Abort(status);  // This one's others wait for this rank.
@@ -228,6 +236,7 @@ absl::Status NcclCommunicator::Revoke(absl::Status reason) {
   options_.control->Abort(reason);
   const absl::Status revoked = nccl_->Revoke(reason);
   if (broken_.ok()) {
+    // The barrier of an aborted epoch returns at once, with the reason of the first abort.
     broken_ = options_.control->Barrier();
     if (broken_.ok()) broken_ = absl::AbortedError(reason.message());
   }

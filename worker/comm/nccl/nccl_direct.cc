@@ -103,6 +103,7 @@ absl::StatusOr<DirectPlace> FindNcclPlace(CudaApi* cuda, int device, int nccl_ve
                                           const NcclSharing& sharing) {
   const bool by_bus = nccl_version < kNcclSharedGpu;
   DirectPlace place;
+  // Ranks that may share a GPU need no check.
   if (!by_bus && sharing.enabled) return place;
   ASSIGN_OR_RETURN(place.device, cuda->DeviceGetUuid(device));
   if (!sharing.host_id.empty()) place.apart = NumberOf(sharing.host_id);

@@ -4,7 +4,9 @@ namespace tessera {
 
 NcclStep Next(NcclPhase phase, NcclEvent event) {
   const NcclStep stay = {phase, NcclCall::kNone};
+  // A call hangs inside the library: no other call may follow.
   if (phase == NcclPhase::kStuck) return stay;
+  // Before the check for kAborted, since the abort itself may be what hangs.
   if (event == NcclEvent::kAbortHung) return {NcclPhase::kStuck, NcclCall::kNone};
   if (phase == NcclPhase::kAborted) return stay;
   switch (event) {

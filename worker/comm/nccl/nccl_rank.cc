@@ -25,8 +25,10 @@ NcclRank::NcclRank(const Options& options, std::unique_ptr<CudaStream> stream,
       ranks_of_device_(options.thread->ranks()) {}
 
 absl::Status NcclRank::Call(std::function<absl::Status(NcclRank*)> work, bool aborts) {
+  // The work shares this object: it may still run when Call has given up on it.
   const absl::Status status = options_.thread->Run(
       [self = shared_from_this(), work = std::move(work), aborts]() -> absl::Status {
+        // An abort has to reach the library even where the context is broken.
         const absl::Status usable = self->stream_->context()->Use();
         if (!usable.ok() && !aborts) return usable;
         return work(self.get());
@@ -41,11 +43,13 @@ absl::Status NcclRank::ToStatus(absl::string_view call, NcclResult result) const
   std::string text = absl::StrCat(call, ": rank ", options_.rank, ": ", NcclName(result));
   const std::string said = comm_ == nullptr ? "" : options_.api->GetLastError(comm_);
   if (!said.empty()) absl::StrAppend(&text, ": ", said);
+  // These come from another rank or the network, and may be gone in the next epoch.
   const bool others = result == NcclResult::kRemoteError || result == NcclResult::kSystemError;
   return others ? absl::UnavailableError(text) : absl::InternalError(text);
 }
 
 absl::StatusOr<bool> NcclRank::LibraryIsDone(const std::string& call) {
+  // Shared: a call that was given up on may write it after this frame is gone.
   auto state = std::make_shared<NcclResult>(NcclResult::kSuccess);
   RETURN_IF_ERROR(Call([call, state](NcclRank* self) -> absl::Status {
     RETURN_IF_ERROR(self->CheckOpen());
@@ -153,8 +157,10 @@ absl::Status NcclRank::Issue(const std::string& call, Group group) {
 
 absl::Status NcclRank::Await(const std::string& call) {
   stream_->Record(event_.get());
+  // The library can fail without the stream noticing, but each question costs a trip to its thread.
   absl::Time ask_library = SteadyNow() + kAskLibraryEvery;
   return Poll(call, [&]() -> absl::StatusOr<bool> {
+    // Query first: an event of a broken device counts as reached, and the status then says why.
     const bool reached = event_->Query();
     RETURN_IF_ERROR(Annotate(stream_->context()->status(), call));
     if (reached || SteadyNow() < ask_library) return reached;
@@ -167,6 +173,7 @@ absl::Status NcclRank::Await(const std::string& call) {
 absl::Status NcclRank::End(const absl::Status& reason) {
   const bool was_open = phase_ != NcclPhase::kAborted && phase_ != NcclPhase::kStuck;
   absl::Status status = Apply(NcclEvent::kAbort, reason);
+  // Kernels that were enqueued before the abort may still write into the caller's memory.
   if (was_open && phase_ != NcclPhase::kStuck) status.Update(Drain());
   return status;
 }
@@ -220,11 +227,13 @@ void NcclRank::EndAlong(const absl::Status& reason) {
 
 absl::Status NcclRank::AbortNow(const absl::Status& reason) {
   if (comm_ == nullptr) return absl::OkStatus();
+  // Only the NCCL thread uses this list and `comm_`, so neither has a lock.
   std::vector<std::shared_ptr<NcclRank>> others;
   NcclRanks left;
   for (const std::weak_ptr<NcclRank>& weak : *ranks_of_device_) {
     std::shared_ptr<NcclRank> rank = weak.lock();
     if (rank == nullptr || rank.get() == this || rank->comm_ == nullptr) continue;
+    // An ordinary close leaves the device's other communicators alone.
     if (reason.ok()) {
       left.push_back(weak);
     } else {
@@ -236,6 +245,7 @@ absl::Status NcclRank::AbortNow(const absl::Status& reason) {
   for (const std::shared_ptr<NcclRank>& other : others) other->EndAlong(reason);
   int version = 0;
   options_.api->GetVersion(&version);
+  // One after the other, the first abort could wait for kernels of the second.
   const bool in_group = !others.empty() && version >= kNcclGroupAbort;
   absl::Status status;
   if (in_group) status.Update(ToStatus("ncclGroupStart", options_.api->GroupStart()));

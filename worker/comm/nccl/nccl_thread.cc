@@ -25,6 +25,7 @@ NcclThread::~NcclThread() {
     state_->stopping = true;
     stuck = state_->stuck;
   }
+  // A stuck call never returns. Its thread shares the state, so it may outlive this object.
   if (stuck) {
     thread_.detach();
   } else {
@@ -67,6 +68,7 @@ void NcclThread::Loop(State* state) {
       state->jobs.pop_front();
     }
     absl::Status result = job->work();
+    // What the work holds is released before its caller goes on, and outside the lock.
     job->work = nullptr;
     absl::MutexLock lock(&state->mu);
     job->result = std::move(result);

@@ -30,6 +30,7 @@ absl::Status StagedCommunicator::Copy(void* to, const void* from, int64_t size_b
 }
 
 absl::Status StagedCommunicator::AllGather(const void* send, void* recv, int64_t bytes_per_rank) {
+  // What is refused is refused by the inner communicator, so that errors are the same.
   if (bytes_per_rank == 0 || !CheckAllGather(send, recv, bytes_per_rank, size()).ok()) {
     return inner_->AllGather(send, recv, bytes_per_rank);
   }

@@ -10,6 +10,7 @@
 namespace tessera {
 
 absl::Status ReadProcessMemory(pid_t process, uint64_t address, void* to, int64_t bytes) {
+  // A read that crosses the end of a mapping is short. The next one then fails.
   while (bytes > 0) {
     const iovec local = {to, static_cast<size_t>(bytes)};
     const iovec remote = {reinterpret_cast<void*>(address), static_cast<size_t>(bytes)};

@@ -67,6 +67,7 @@ absl::Status ShmCommunicator::AllGather(const void* send, void* recv, int64_t by
 absl::Status ShmCommunicator::ReadPeers(const void* send, char* recv, int64_t bytes_per_rank,
                                         uint32_t digest) {
   RankSlot* mine = region_.slot(options_.channel, options_.rank);
+  // Phase publishes it: the peers' acquire of `arrived` makes it visible.
   mine->offered.store(reinterpret_cast<uint64_t>(send), std::memory_order_relaxed);
   RETURN_IF_ERROR(Phase(digest));
   CopyPayload(recv + options_.rank * bytes_per_rank, send, bytes_per_rank);
@@ -74,6 +75,7 @@ absl::Status ShmCommunicator::ReadPeers(const void* send, char* recv, int64_t by
   for (int i = 1; i < options_.size; ++i) {
     const int r = (options_.rank + i) % options_.size;
     const RankSlot* slot = region_.slot(options_.channel, r);
+    // A wrong address only makes the kernel's read fail. It is never dereferenced here.
     const absl::Status read = ReadProcessMemory(slot->process.load(std::memory_order_relaxed),
                                                 slot->offered.load(std::memory_order_relaxed),
                                                 recv + r * bytes_per_rank, bytes_per_rank);
@@ -95,6 +97,8 @@ absl::Status ShmCommunicator::ReduceScatter(const void* send, host::SumOutput re
       Operation::kReduceScatter,
       {count_per_rank, type.number(), static_cast<int64_t>(recv.dtype), DigestOf(scale)});
   const int64_t element_bytes = SizeBytes(type);
+  // Whole lines, so that pieces of two owners share none. RequiredBytes leaves at least one for
+  // each.
   const int64_t piece_bytes = half_bytes() / options_.size / kShmLineBytes * kShmLineBytes;
   int64_t begin = 0;
   do {
@@ -156,6 +160,7 @@ absl::Status ShmCommunicator::AllReduceChunk(char* buffer, int64_t count,
   // Each rank reduces its part into its other half; that one is read until the next phase, so the
   // next chunk writes this half again.
   const int64_t elements_per_line = kShmLineBytes / element_bytes;
+  // Rounded up to whole lines: later shares may be smaller or empty, and the last takes the rest.
   const int64_t share = (count / options_.size / elements_per_line + 1) * elements_per_line;
   const auto begin_of = [&](int r) { return std::min(count, r * share); };
   const auto size_of = [&](int r) {
@@ -202,6 +207,7 @@ absl::Status ShmCommunicator::ReduceScatterMapped(absl::Span<const void* const> 
   const uint32_t digest =
       OperationDigest(Operation::kReduceScatterMapped,
                       {static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)});
+  // All gradients are complete once every rank is in this phase.
   RETURN_IF_ERROR(Phase(digest));
   const absl::Status reduced = ReduceParts(
       kernels(), {parts, slice, dtype, scale, accumulate}, &sources_,
@@ -210,6 +216,8 @@ absl::Status ShmCommunicator::ReduceScatterMapped(absl::Span<const void* const> 
       },
       [&](const SlicePart& part) { return recv.At(part.range.begin - slice.begin); }, stats);
   if (!reduced.ok()) return Break(reduced);
+  // A peer reads this rank's gradient until it enters this phase. The caller may overwrite it
+  // after.
   return Phase(digest);
 }
 

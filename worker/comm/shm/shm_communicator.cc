@@ -41,6 +41,7 @@ absl::Status CheckMapping(const ShmCommunicator::Options& options) {
   return absl::OkStatus();
 }
 
+// Phases wrap around. Ranks are at most one phase apart, so the sign of the difference decides.
 bool HasReached(uint32_t arrived, uint32_t phase) {
   return static_cast<int32_t>(arrived - phase) >= 0;
 }
@@ -98,15 +99,19 @@ ShmCommunicator::ShmCommunicator(const Options& options)
 
 absl::Status ShmCommunicator::Join() {
   RankSlot* mine = region_.slot(options_.channel, options_.rank);
+  // An executor of this rank that died in this epoch had joined it. A successor that joined again
+  // could continue in the middle of its phases.
   const uint32_t joined = mine->joined.value.load(std::memory_order_acquire);
   if (joined >= options_.epoch) {
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", Named(options_.rank), " joined epoch ", joined,
                      " before, so it cannot join ", options_.epoch));
   }
+  // Before the words below change: stragglers of earlier epochs must end, not read on.
   region_.Supersede(options_.epoch);
   std::memset(region_.staging(options_.channel, options_.rank), 0,
               static_cast<size_t>(options_.staging_bytes_per_rank));  // Faults the pages in.
+  // These may be relaxed: Publish of `joined` orders them before it, and peers acquire that word.
   mine->arrived.value.store(0, std::memory_order_relaxed);
   mine->geometry.store(region_.Geometry(), std::memory_order_relaxed);
   mine->process.store(getpid(), std::memory_order_relaxed);
@@ -121,6 +126,7 @@ absl::Status ShmCommunicator::Join() {
           "rank ", Named(r), " joined with another size, channel count or staging size")));
     }
   }
+  // A second round: memory is read only if all ranks can, so that all take the same path.
   mine->reads_memory.store(CanReadPeers(), std::memory_order_relaxed);
   Publish(&mine->probed, options_.epoch);
   RETURN_IF_ERROR(AwaitAll(&RankSlot::probed));
@@ -165,15 +171,20 @@ bool ShmCommunicator::CanReadPeers() const {
 
 absl::Status ShmCommunicator::Phase(uint32_t digest) {
   if (!broken_.ok()) return broken_;
+  // The reason is in the region. Break fetches it.
   if (abort_.raised()) return Break(absl::AbortedError(""));
   const uint32_t phase = ++phase_;
   RankSlot* mine = region_.slot(options_.channel, options_.rank);
+  // The digest first: peers read it once they have seen the arrival.
   mine->digests[phase % 2].store(digest, std::memory_order_relaxed);
   Publish(&mine->arrived, phase);
+  // Set only if some peer is late, so that a phase in which all are there reads no clock.
   absl::Time deadline = absl::InfinitePast();
   for (int i = 1; i < options_.size; ++i) {
+    // Each begins with the rank after it, so that not all read one line at once.
     const int peer = (options_.rank + i) % options_.size;
     const RankSlot* slot = region_.slot(options_.channel, peer);
+    // Pairs with the peer's Publish: what it staged before this phase is visible from here on.
     if (!HasReached(slot->arrived.value.load(std::memory_order_acquire), phase)) {
       if (deadline == absl::InfinitePast()) deadline = SteadyNow() + timeout_;
       RETURN_IF_ERROR(AwaitPeer(peer, phase, digest, deadline));
@@ -205,6 +216,7 @@ absl::Status ShmCommunicator::AwaitPeer(int peer, uint32_t phase, uint32_t diges
 }
 
 absl::Status ShmCommunicator::Break(absl::Status status) {
+  // An abort by others has its reason in the region. An error of this rank becomes the reason.
   if (absl::IsAborted(status)) {
     status = absl::AbortedError(region_.AbortReason(options_.epoch));
   } else {

@@ -33,10 +33,12 @@ uint32_t ShmRegion::Geometry() const {
 
 void ShmRegion::Abort(uint32_t epoch, absl::string_view reason) const {
   AbortBlock* block = abort_block();
+  // The text is not atomic, so only the process that moves the claim may write it.
   if (RaiseTo(&block->claimed_epoch, epoch)) {
     const size_t length = std::min(reason.size(), AbortBlock::kReasonBytes - 1);
     if (length > 0) std::memcpy(block->reason, reason.data(), length);
     block->reason[length] = '\0';
+    // Pairs with the acquire in AbortReason: a reader of this epoch sees the whole text.
     block->reason_epoch.store(epoch, std::memory_order_release);
   }
   // The claimant may have died before this: the abort itself never depends on it.
@@ -57,6 +59,7 @@ std::string ShmRegion::AbortReason(uint32_t epoch) const {
     absl::SleepFor(absl::Milliseconds(1));
   }
   if (block->reason_epoch.load(std::memory_order_acquire) == epoch) {
+    // The claimant of a later epoch may overwrite it now. That tears the text, within its bounds.
     return std::string(block->reason, strnlen(block->reason, AbortBlock::kReasonBytes));
   }
   const uint32_t aborted = block->aborted_epoch.load(std::memory_order_acquire);
@@ -65,6 +68,7 @@ std::string ShmRegion::AbortReason(uint32_t epoch) const {
 }
 
 void ShmRegion::WakeEveryone() const {
+  // Wakes are a courtesy: a waiter that gets none looks again after its slice.
   for (int channel = 0; channel < num_channels_; ++channel) {
     for (int rank = 0; rank < size_; ++rank) {
       WakeAll(slot(channel, rank)->arrived.value);

@@ -17,6 +17,7 @@ constexpr uint32_t kFrameMagic = 0x46535354;     // "TSSF"
 constexpr uint32_t kMaxRank = 1 << 20;
 constexpr int64_t kMaxFrameBytes = int64_t{1} << 56;
 
+// Little-endian on every machine, byte by byte, so that alignment does not matter.
 template <typename T>
 void Store(T value, uint8_t* to) {
   for (size_t i = 0; i < sizeof(T); ++i) to[i] = static_cast<uint8_t>(value >> (8 * i));
@@ -43,6 +44,7 @@ Greeting EncodeGreeting(const Hello& hello) {
 
 std::optional<Hello> DecodeGreeting(const Greeting& greeting) {
   const uint32_t from = Load<uint32_t>(&greeting[8]), to = Load<uint32_t>(&greeting[12]);
+  // The bounds keep the casts to int within range.
   if (Load<uint32_t>(&greeting[0]) != kGreetingMagic || from > kMaxRank || to > kMaxRank) {
     return std::nullopt;
   }
@@ -63,6 +65,7 @@ FrameHeader EncodeFrameHeader(const Frame& frame) {
 
 std::optional<Frame> DecodeFrameHeader(const FrameHeader& header) {
   const uint32_t kind = Load<uint32_t>(&header.bytes[4]);
+  // An announced length is untrusted. The bound keeps it positive as int64, and sums of it too.
   const uint64_t bytes = Load<uint64_t>(&header.bytes[24]);
   if (Load<uint32_t>(&header.bytes[0]) != kFrameMagic || bytes > kMaxFrameBytes ||
       (kind != static_cast<uint32_t>(FrameKind::kExchange) &&

@@ -129,6 +129,7 @@ class AsioMesh : public PeerMesh {
 
 absl::Status AsioMesh::Open() {
   ErrorCode error;
+  // Numbers only: the lookup of a name has no deadline.
   const asio::ip::address host = asio::ip::make_address(options_.listen_host, error);
   if (error) {
     return absl::InvalidArgumentError(
@@ -142,6 +143,8 @@ absl::Status AsioMesh::Open() {
     return absl::UnavailableError(
         absl::StrCat("listen on ", options_.listen_host, ": ", error.message()));
   }
+  // Shows that a connection comes from a rank which the coordinator told this address
+  // (docs/adr/0013).
   if (getrandom(secret_.data(), secret_.size(), 0) != static_cast<ssize_t>(secret_.size())) {
     return absl::UnavailableError("the kernel gives no random bytes");
   }
@@ -151,13 +154,17 @@ absl::Status AsioMesh::Open() {
 
 void AsioMesh::CancelAll() {
   ErrorCode ignored;
+  // Connected sockets are cancelled but not closed: Tell may still send the reason on them.
   acceptor_.close(ignored);
   for (auto& [peer, link] : links_) link->socket.cancel(ignored);
   for (auto& link : dialing_) link->socket.close(ignored);
+  // Handlers refer to buffers of the caller: none may be left when the operation returns.
   while (running_ > 0) io_.run_one();
 }
 
 absl::Status AsioMesh::Run(absl::Time deadline, const std::function<bool()>& stop) {
+  // Without `stop` there is nothing to look at in between: Abort posts a handler, which ends the
+  // wait.
   const absl::Duration longest = stop == nullptr ? absl::Hours(1) : kStopInterval;
   while (pending_ > 0 && failure_.ok()) {
     absl::Status aborted = AbortReason();
@@ -207,6 +214,7 @@ absl::Status AsioMesh::Dial(int peer, const std::string& address) {
   ASSIGN_OR_RETURN(const PeerAddress to, ParsePeerAddress(address));
   peer_secrets_[peer] = to.secret;
   ++pending_;
+  // Counted as pending: this peer dials, and its greeting ends the wait for it.
   if (peer < options_.rank) return absl::OkStatus();
   ErrorCode error;
   const asio::ip::address host = asio::ip::make_address(to.host, error);
@@ -232,6 +240,8 @@ void AsioMesh::Greet(Link* link) {
       link->socket, asio::buffer(*greeting), [this, link, greeting](ErrorCode error, size_t) {
         --running_;
         if (error) return FailLink(*link, error);
+        // The acceptor answers nothing. If it refuses the greeting it closes, which the first
+        // exchange sees.
         const auto dialed =
             std::find_if(dialing_.begin(), dialing_.end(),
                          [link](const std::unique_ptr<Link>& l) { return l.get() == link; });
@@ -244,6 +254,7 @@ void AsioMesh::Greet(Link* link) {
 void AsioMesh::Accept() {
   acceptor_.async_accept([this](ErrorCode error, tcp::socket socket) {
     if (error) return;  // Closed, or a connection that went away.
+    // No deadline for one that never greets: closing the mesh ends the read.
     auto stranger = std::make_shared<Stranger>(std::move(socket));
     asio::async_read(stranger->socket, asio::buffer(stranger->greeting),
                      [this, stranger](ErrorCode error, size_t) {
@@ -255,6 +266,8 @@ void AsioMesh::Accept() {
 
 void AsioMesh::OnGreeting(const std::shared_ptr<Stranger>& stranger) {
   const auto hello = DecodeGreeting(stranger->greeting);
+  // All of it is checked before there is a link. Without the secret a connection gets no answer,
+  // and a second one in a peer's name changes nothing.
   if (!hello.has_value() || hello->secret != secret_ || hello->epoch != options_.epoch ||
       hello->to != options_.rank || hello->from >= options_.rank ||
       peer_secrets_.count(hello->from) == 0 || links_.count(hello->from) > 0) {
@@ -270,6 +283,7 @@ absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int
                                 absl::Span<const Part> sends, absl::Span<const Part> receives,
                                 absl::Time deadline) {
   if (!failure_.ok()) return failure_;
+  // At its size before handlers keep pointers to its elements.
   transfers_.resize(peers.size());
   pending_ = 2 * static_cast<int>(peers.size());
   for (size_t i = 0; i < peers.size(); ++i) {
@@ -293,6 +307,8 @@ absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int
     transfer.out_header = EncodeFrameHeader(
         {FrameKind::kExchange, operation.digest, transfer.link->sent++, out_bytes});
   }
+  // All are started before any is awaited: two peers with large parts would otherwise both fill
+  // their sockets and wait for the other to read.
   for (Transfer& transfer : transfers_) {
     Send(&transfer);
     Receive(operation, &transfer);
@@ -331,6 +347,8 @@ void AsioMesh::Receive(const Operation& operation, Transfer* transfer) {
                      --running_;
                      if (error) return FailLink(*transfer->link, error);
                      if (!Expected(operation, transfer)) return;
+                     // Only a frame that matches goes to the caller's memory, straight to its
+                     // place.
                      ++running_;
                      asio::async_read(transfer->link->socket, transfer->in, MoveAll(),
                                       [this, transfer](ErrorCode error, size_t bytes) {
@@ -346,6 +364,7 @@ void AsioMesh::Receive(const Operation& operation, Transfer* transfer) {
 bool AsioMesh::Expected(const Operation& operation, Transfer* transfer) {
   Link* link = transfer->link;
   const auto frame = DecodeFrameHeader(transfer->in_header);
+  // The sequence number catches a frame that was skipped or sent twice after a cancelled exchange.
   if (!frame.has_value() || frame->sequence != link->received) {
     Fail(absl::UnavailableError(
         absl::StrCat(Me(), " got something else than a frame from rank ", link->peer)));
@@ -367,6 +386,7 @@ bool AsioMesh::Expected(const Operation& operation, Transfer* transfer) {
 
 void AsioMesh::ReceiveFailure(Transfer* transfer) {
   const auto frame = DecodeFrameHeader(transfer->in_header);
+  // A text beyond the limit is cut. Nothing follows a failure on its link.
   transfer->failure.resize(static_cast<size_t>(std::min(frame->bytes, kMaxFailureBytes)));
   ++running_;
   asio::async_read(transfer->link->socket, asio::buffer(transfer->failure),
@@ -397,6 +417,7 @@ void AsioMesh::Tell(const absl::Status& reason) {
           {FrameKind::kFailure, 0, link->sent++, static_cast<int64_t>(text.size())});
       const std::array<asio::const_buffer, 2> frame = {asio::buffer(header.bytes),
                                                        asio::buffer(text)};
+      // A peer that does not read must not hold up this rank. It then sees the socket close.
       link->socket.non_blocking(true, error);
       const size_t written = link->socket.write_some(frame, error);
       if (!error && written == header.bytes.size() + text.size()) continue;

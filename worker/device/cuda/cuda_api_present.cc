@@ -81,6 +81,7 @@ class Driver : public CudaApi {
   }
     TESSERA_CUDA_CALLS(TESSERA_CUDA_RESOLVE)
 #undef TESSERA_CUDA_RESOLVE
+    // By its old name, see below. Null where the driver lacks it: then nothing is measured.
     elapsed_time_ = reinterpret_cast<decltype(elapsed_time_)>(dlsym(library, "cuEventElapsedTime"));
     return absl::OkStatus();
   }
@@ -157,6 +158,7 @@ class Driver : public CudaApi {
   }
   absl::StatusOr<void*> MemHostAlloc(int64_t size_bytes) override {
     void* memory = nullptr;
+    // Portable: pinned for all contexts of the process.
     const unsigned flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
     RETURN_IF_ERROR(CudaStatus("cuMemHostAlloc", cuMemHostAlloc_(&memory, size_bytes, flags)));
     return memory;
@@ -174,6 +176,7 @@ class Driver : public CudaApi {
 
   absl::StatusOr<CudaStreamHandle*> StreamCreateWithPriority(int priority) override {
     CUstream stream = nullptr;
+    // Non-blocking: it must not wait for the legacy stream, which the user's code may use.
     RETURN_IF_ERROR(
         CudaStatus("cuStreamCreateWithPriority",
                    cuStreamCreateWithPriority_(&stream, CU_STREAM_NON_BLOCKING, priority)));
@@ -193,6 +196,7 @@ class Driver : public CudaApi {
   }
   absl::Status StreamWaitValue32(CudaStreamHandle* stream, CudaAddress word,
                                  uint32_t value) override {
+    // Greater or equal by the signed difference, so tickets may wrap around.
     return CudaStatus("cuStreamWaitValue32",
                       cuStreamWaitValue32_(Native(stream), word, value, CU_STREAM_WAIT_VALUE_GEQ));
   }
@@ -209,6 +213,7 @@ class Driver : public CudaApi {
     return CudaStatus("cuMemsetD8Async", cuMemsetD8Async_(dst, value, size_bytes, Native(stream)));
   }
   absl::StatusOr<CudaEventHandle*> EventCreate() override {
+    // Timing costs time. A waiting thread sleeps instead of burning a core.
     return NewEvent(CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
   }
   absl::Status EventDestroy(CudaEventHandle* event) override {
@@ -219,6 +224,7 @@ class Driver : public CudaApi {
   }
   absl::StatusOr<bool> EventQuery(CudaEventHandle* event) override {
     const CUresult result = cuEventQuery_(Native(event));
+    // Not an error: a context keeps the first one that it sees.
     if (result == CUDA_ERROR_NOT_READY) return false;
     return Either(CudaStatus("cuEventQuery", result), true);
   }
@@ -237,6 +243,7 @@ class Driver : public CudaApi {
   }
 
   absl::Status StreamBeginCapture(CudaStreamHandle* stream) override {
+    // Of this thread: other threads allocate and copy meanwhile.
     return CudaStatus("cuStreamBeginCapture",
                       cuStreamBeginCapture_(Native(stream), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
   }
@@ -246,6 +253,7 @@ class Driver : public CudaApi {
     CUgraphExec instance = nullptr;
     absl::Status status =
         CudaStatus("cuGraphInstantiate", cuGraphInstantiateWithFlags_(&instance, graph, 0));
+    // The instance does not need it.
     status.Update(CudaStatus("cuGraphDestroy", cuGraphDestroy_(graph)));
     return Either(status, reinterpret_cast<CudaGraphHandle*>(instance));
   }
@@ -257,6 +265,7 @@ class Driver : public CudaApi {
   }
 
   absl::StatusOr<CudaEventHandle*> EventCreateInterprocess() override {
+    // The driver allows timing for no event of several processes.
     return NewEvent(CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
   }
   absl::StatusOr<CudaIpcEventHandle> IpcGetEventHandle(CudaEventHandle* event) override {
@@ -303,6 +312,7 @@ class Driver : public CudaApi {
   }
   absl::StatusOr<UniqueFd> MemExportToShareableHandle(CudaMemHandle handle) override {
     int descriptor = -1;
+    // Owned at once, so that no error below leaks it.
     RETURN_IF_ERROR(CudaStatus(
         "cuMemExportToShareableHandle",
         cuMemExportToShareableHandle_(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -315,6 +325,7 @@ class Driver : public CudaApi {
   }
   absl::StatusOr<CudaMemHandle> MemImportFromShareableHandle(int descriptor) override {
     CUmemGenericAllocationHandle handle = 0;
+    // The call takes the descriptor itself in place of a pointer.
     void* as_pointer = reinterpret_cast<void*>(static_cast<uintptr_t>(descriptor));
     RETURN_IF_ERROR(CudaStatus("cuMemImportFromShareableHandle",
                                cuMemImportFromShareableHandle_(
@@ -341,6 +352,7 @@ class Driver : public CudaApi {
   absl::Status MemSetAccess(CudaAddress address, int64_t size_bytes, int device,
                             CudaAccess access) override {
     CUmemAccessDesc descriptor = {};
+    // Only the location counts here.
     descriptor.location = PropertiesOf(device, /*gpu_direct_rdma=*/false).location;
     descriptor.flags = static_cast<CUmemAccess_flags>(access);
     return CudaStatus("cuMemSetAccess", cuMemSetAccess_(address, size_bytes, &descriptor, 1));
@@ -373,6 +385,7 @@ class Driver : public CudaApi {
 
 int LeastDriverVersion() { return std::max(12000, CUDA_VERSION / 1000 * 1000); }
 
+// Once in a process. A failure stays: a driver is not installed meanwhile.
 absl::StatusOr<CudaApi*> LoadCudaApi() {
   static Driver* const driver = new Driver();  // Never destroyed: threads may outlive main.
   static const absl::Status loaded = driver->Load();

@@ -21,6 +21,7 @@ absl::Status CheckCudaDevice(CudaApi* api, int device, int min_driver_version) {
         absl::StrCat("the driver serves CUDA ", VersionName(version), ", and CUDA ",
                      VersionName(min_driver_version), " is needed"));
   }
+  // Only after the version, whose error is the more helpful one.
   RETURN_IF_ERROR(api->Init());
   ASSIGN_OR_RETURN(const int count, api->DeviceGetCount());
   if (device >= 0 && device < count) return absl::OkStatus();
@@ -32,6 +33,7 @@ absl::StatusOr<int> FindCudaDevice(CudaApi* api, const DeviceName& device, int m
     RETURN_IF_ERROR(CheckCudaDevice(api, device.number, min_driver_version));
     return device.number;
   }
+  // Numbers differ between processes (CUDA_VISIBLE_DEVICES), so the UUID decides.
   RETURN_IF_ERROR(Annotate(CheckCudaDevice(api, 0, min_driver_version), UuidText(device.uuid)));
   ASSIGN_OR_RETURN(const int count, api->DeviceGetCount());
   std::string seen;
@@ -65,6 +67,7 @@ absl::StatusOr<std::unique_ptr<PrimaryContext>> PrimaryContext::Create(CudaApi* 
   auto context = absl::WrapUnique(new PrimaryContext(api, device));
   absl::StatusOr<CudaContext*> retained = api->DevicePrimaryCtxRetain(device);
   RETURN_IF_ERROR(Annotate(retained.status(), context->name()));
+  // Stored first: the destructor releases it if Use fails.
   context->context_ = *retained;
   RETURN_IF_ERROR(Annotate(context->Use(), context->name()));
   return context;
@@ -77,6 +80,7 @@ PrimaryContext::~PrimaryContext() {
 bool PrimaryContext::Check(const absl::Status& status) {
   if (status.ok()) return true;
   absl::MutexLock lock(&mu_);
+  // Only the first: later errors are its consequences.
   if (first_error_.ok()) {
     first_error_ = Annotate(status, name_);
     TESSERA_LOG(ERROR, "{}", first_error_.ToString());

@@ -18,6 +18,7 @@ CudaAddress Address(const void* pointer) { return reinterpret_cast<CudaAddress>(
 
 int StreamPriority(absl::string_view name, bool gathers_go_first, CudaPriorityRange range) {
   const bool gathers = name == "pre-unshard" || name == "unshard" || name == "post-backward";
+  // Lower numbers go first.
   return std::clamp(gathers_go_first && gathers ? -1 : 0, range.greatest, range.least);
 }
 
@@ -41,6 +42,7 @@ absl::StatusOr<Buffer> CudaDevice::Allocate(int64_t size_bytes) {
   RETURN_IF_ERROR(Annotate(context_->Use(), name()));
   const absl::StatusOr<CudaAddress> address = context_->api()->MemAlloc(size_bytes);
   if (!address.ok()) return OutOfMemory(address.status(), size_bytes);
+  // Let go on any thread, so the context is made current there first.
   return Buffer(reinterpret_cast<void*>(*address), size_bytes,
                 [context = context_.get(), address = *address] {
                   context->Check(context->Use());
@@ -63,6 +65,7 @@ absl::StatusOr<Buffer> CudaDevice::AllocatePinned(int64_t size_bytes) {
 }
 
 absl::StatusOr<Buffer> CudaDevice::Pin(void* memory, int64_t size_bytes) {
+  // Registering nothing is an error of the driver.
   if (size_bytes == 0) return Buffer();
   RETURN_IF_ERROR(Annotate(context_->Use(), name()));
   const absl::Status pinned = context_->api()->MemHostRegister(memory, size_bytes);

@@ -24,6 +24,7 @@ class CudaMemoryReader : public MemoryReader {
       ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     device_->Copy(stream_.get(), to, mapping_.data() + offset_bytes, size_bytes);
+    // Under the lock, so that the bytes are there when it returns.
     stream_->Synchronize();
     return device_->status();
   }
@@ -60,6 +61,7 @@ absl::StatusOr<UniqueFd> CudaDeviceMemory::Create(const std::string& label, int6
   const SharingDevice sharing = {api_, device_, context_.get()};
   // The descriptor holds the memory, so the region need not stay.
   absl::StatusOr<DeviceRegion> region = DeviceRegion::Create(sharing, size_bytes);
+  // Without a context the driver does not say what is free, so it is asked with one.
   if (absl::IsResourceExhausted(region.status()) && context_ == nullptr) {
     return Annotate(absl::ResourceExhaustedError(
                         absl::StrCat(region.status().message(), ": ", DescribeFree(), " are free")),
@@ -87,6 +89,7 @@ absl::StatusOr<std::unique_ptr<MemoryReader>> CudaDeviceMemory::OpenReader(int d
   const SharingDevice sharing = {api_, device_, device->context()};
   RETURN_IF_ERROR(sharing.Use());
   ASSIGN_OR_RETURN(const int64_t granularity, api_->MemGetAllocationGranularity(device_));
+  // As the creator rounded it: mappings are of whole granules.
   ASSIGN_OR_RETURN(const int64_t rounded, RoundUpToGranularity(size_bytes, granularity));
   ASSIGN_OR_RETURN(DeviceMapping mapping,
                    DeviceMapping::Import(sharing, descriptor, rounded, CudaAccess::kRead));

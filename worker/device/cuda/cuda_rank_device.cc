@@ -38,6 +38,7 @@ absl::StatusOr<Buffer> CudaRankDevice::MapRegion(int descriptor, int64_t size_by
   ASSIGN_OR_RETURN(DeviceMapping mapping,
                    DeviceMapping::Import(sharing, descriptor, rounded,
                                          writable ? CudaAccess::kReadWrite : CudaAccess::kRead));
+  // Taken before the mapping moves into the closure.
   std::byte* data = mapping.data();
   return Known(
       Buffer(data, rounded, [mapping = std::move(mapping)]() mutable { mapping.Reset(); }));
@@ -57,6 +58,7 @@ Buffer CudaRankDevice::Known(Buffer memory) {
     regions_[begin] = size_bytes;
   }
   return Buffer(data, size_bytes, [this, begin, memory = std::move(memory)]() mutable {
+    // Forgotten first: the driver may give these addresses to other memory at once.
     {
       absl::MutexLock lock(&mu_);
       regions_.erase(begin);
@@ -68,6 +70,7 @@ Buffer CudaRankDevice::Known(Buffer memory) {
 bool CudaRankDevice::IsOnDevice(const void* address) const {
   const auto at = reinterpret_cast<uintptr_t>(address);
   absl::MutexLock lock(&mu_);
+  // The last region that begins at or before the address.
   auto region = regions_.upper_bound(at);
   if (region == regions_.begin()) return false;
   --region;
@@ -87,7 +90,10 @@ absl::StatusOr<std::unique_ptr<SharedEvent>> CudaRankDevice::CreateSharedEvent()
 absl::StatusOr<std::unique_ptr<SharedEvent>> CudaRankDevice::OpenSharedEvent(
     const SharedEventName& name) {
   auto event = CudaSharedEvent::Open(device_->context(), name);
+  // One event that opened proves that events work here. Before that, a refusal is no creator's
+  // death.
   if (event.ok()) opened_event_ = true;
+  // A device without the feature must not look like a peer that ended.
   if (absl::IsUnavailable(event.status()) && !opened_event_ && device_->status().ok())
     return absl::FailedPreconditionError(event.status().message());
   return event;
@@ -96,6 +102,7 @@ absl::StatusOr<std::unique_ptr<SharedEvent>> CudaRankDevice::OpenSharedEvent(
 absl::Status CudaRankDevice::Synchronize() {
   PrimaryContext* const context = device_->context();
   RETURN_IF_ERROR(context->Use());
+  // All streams of the context, those of the user's code included.
   const absl::Status status = context->api()->CtxSynchronize();
   context->Check(status);
   return status;

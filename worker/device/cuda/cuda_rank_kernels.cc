@@ -38,6 +38,7 @@ absl::StatusOr<std::unique_ptr<CudaRankKernels>> CudaRankKernels::Create(CudaDev
                                                                          absl::string_view stream) {
   auto kernels = absl::WrapUnique(new CudaRankKernels(device));
   ASSIGN_OR_RETURN(kernels->kernels_, GpuKernels::Create(device, max_count));
+  // Pinned: kernels of the device write the measures by themselves.
   ASSIGN_OR_RETURN(kernels->measures_, device->AllocatePinned(sizeof(Measures)));
   new (kernels->measures_.data()) Measures();
   ASSIGN_OR_RETURN(kernels->others_stream_, device->CreateEvent());
@@ -46,6 +47,7 @@ absl::StatusOr<std::unique_ptr<CudaRankKernels>> CudaRankKernels::Create(CudaDev
 }
 
 CudaRankKernels::~CudaRankKernels() {
+  // Kernels that are under way write to measures_, which goes next.
   if (stream_ != nullptr) stream_->Synchronize();
 }
 
@@ -104,6 +106,7 @@ void CudaRankKernels::Record(SharedEvent* event) {
 void CudaRankKernels::WaitForStream(void* stream) {
   PrimaryContext* context = device_->context();
   if (!context->Check(context->Use())) return;
+  // One event is enough: a later record does not move waits that were issued before.
   Note(context->api()->EventRecord(static_cast<CudaEvent*>(others_stream_.get())->handle(),
                                    static_cast<CudaStreamHandle*>(stream)));
   stream_->Wait(others_stream_.get());
@@ -115,6 +118,7 @@ absl::Status CudaRankKernels::Finish() {
 }
 
 absl::Status CudaRankKernels::TakeStats(host::GradientStats* stats) {
+  // Only then are the measures those of all that was called.
   RETURN_IF_ERROR(Finish());
   *stats = std::exchange(measures()->stats, host::GradientStats());
   return absl::OkStatus();
@@ -123,6 +127,7 @@ absl::Status CudaRankKernels::TakeStats(host::GradientStats* stats) {
 absl::StatusOr<Buffer> CudaRankKernels::AllocateOnHost(int64_t size_bytes) {
   absl::StatusOr<Buffer> pinned = device_->AllocatePinned(size_bytes);
   if (!absl::IsResourceExhausted(pinned.status())) return pinned;
+  // Slower, but right: the driver stages pageable memory.
   TESSERA_LOG(WARNING, "{}: copies will be slow", pinned.status().ToString());
   return HostRankKernels().AllocateOnHost(size_bytes);
 }

@@ -61,6 +61,7 @@ absl::StatusOr<std::unique_ptr<CudaSharedEvent>> CudaSharedEvent::Open(
   const absl::Status used = context->Use();
   if (!context->Check(used)) return used;
   std::unique_ptr<CudaSharedEvent> event;
+  // The driver opens no event in the process that made it, so the registry is asked first.
   if (std::shared_ptr<Made> made = Registry::OfThisProcess().Find(name); made != nullptr) {
     event = absl::WrapUnique(new CudaSharedEvent(context, /*handle=*/nullptr));
     event->made_ = std::move(made);
@@ -81,7 +82,9 @@ absl::StatusOr<std::unique_ptr<CudaSharedEvent>> CudaSharedEvent::Open(
 CudaSharedEvent::~CudaSharedEvent() {
   if (handle_ == nullptr) return;  // Its maker's.
   if (made_ != nullptr) {
+    // Not found any more, before the handle is null: no one opens it meanwhile.
     Registry::OfThisProcess().Remove(name_);
+    // Waits for a query that is under way on another thread.
     absl::MutexLock lock(&made_->mu);
     made_->handle = nullptr;
   }

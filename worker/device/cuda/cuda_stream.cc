@@ -25,6 +25,7 @@ CudaEvent::~CudaEvent() {
 }
 
 bool CudaEvent::Query() {
+  // Counts as reached: nobody must wait for work that will never run.
   if (!context_->Check(context_->Use())) return true;
   const absl::StatusOr<bool> reached = context_->api()->EventQuery(handle_);
   return !context_->Check(reached.status()) || *reached;
@@ -43,11 +44,13 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(PrimaryContext* c
   const std::string what = absl::StrCat(context->name(), " stream '", name, "'");
   absl::StatusOr<CudaStreamHandle*> handle = context->api()->StreamCreateWithPriority(priority);
   if (!handle.ok()) return Annotate(handle.status(), what);
+  // Stored at once: the destructor destroys what there is.
   stream->handle_ = *handle;
   absl::StatusOr<void*> word = context->api()->MemHostAlloc(sizeof(uint32_t));
   if (!word.ok())
     return Annotate(NameWantedMemory(context->api(), word.status(), sizeof(uint32_t)), what);
   stream->word_ = static_cast<uint32_t*>(*word);
+  // Before the first wait for it is issued.
   *stream->word_ = 0;
   ASSIGN_OR_RETURN(stream->thread_,
                    StartThread(what, [stream = stream.get()] { stream->RunHostWork(); }));
@@ -57,6 +60,7 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(PrimaryContext* c
 
 CudaStream::~CudaStream() {
   if (thread_.joinable()) {
+    // Work that is left still needs the thread.
     Synchronize();
     {
       absl::MutexLock lock(&mu_);
@@ -70,8 +74,10 @@ CudaStream::~CudaStream() {
 }
 
 void CudaStream::Enqueue(absl::AnyInvocable<void()> work) {
+  // Held over both: tickets are in the order of the works.
   absl::MutexLock issue(&issue_mu_);
   {
+    // Before it is issued: the stream may be idle, and notify at once.
     absl::MutexLock lock(&mu_);
     works_.push_back(std::move(work));
   }
@@ -82,12 +88,14 @@ void CudaStream::Enqueue(absl::AnyInvocable<void()> work) {
 
 absl::Status CudaStream::Issue(uint32_t ticket) {
   RETURN_IF_ERROR(context_->Use());
+  // First the notice, then the wait: the stream stops until the work is done.
   RETURN_IF_ERROR(context_->api()->LaunchHostFunc(handle_, &CudaStream::Notify, this));
   return context_->api()->StreamWaitValue32(handle_, reinterpret_cast<CudaAddress>(word_), ticket);
 }
 
 void CudaStream::Notify(void* stream) {
   auto* self = static_cast<CudaStream*>(stream);
+  // On a thread of the driver, which must not be held up: it only counts.
   absl::MutexLock lock(&self->mu_);
   ++self->due_;
 }
@@ -104,12 +112,16 @@ void CudaStream::RunHostWork() {
       if (works_.empty()) return;
       work = std::move(works_.front());
       works_.pop_front();
+      // 0 where the stream is broken and did not notify.
       if (due_ > 0) --due_;
       running_ = true;
     }
+    // Without a lock: it may block, and enqueue more.
     work();
     work = nullptr;  // What it captured is let go before the stream continues.
+    // Release: what the work wrote is visible to what the device runs after its wait.
     __atomic_fetch_add(word_, 1, __ATOMIC_RELEASE);
+    // Only now: RunWhatIsLeft waits until nothing runs.
     absl::MutexLock lock(&mu_);
     running_ = false;
   }
@@ -129,6 +141,7 @@ void CudaStream::Wait(Event* event) {
 void CudaStream::Synchronize() {
   absl::Status status = context_->Use();
   if (status.ok()) status = context_->api()->StreamSynchronize(handle_);
+  // A broken stream would leave host work behind, and those that wait for it.
   RunWhatIsLeft(context_->Check(status));
 }
 

@@ -32,6 +32,7 @@ void Resolve(void* library, const char* name, Function* function, absl::Status* 
 
 Driver LoadDriver() {
   Driver driver;
+  // Opened by name, so that the program starts on machines without a driver.
   void* library = dlopen(kDriverLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     driver.status = absl::NotFoundError(dlerror());

@@ -42,6 +42,7 @@ absl::Status DeviceMapping::MapNow(CudaMemHandle handle, int64_t size_bytes, Cud
   size_bytes_ = size_bytes;
   RETURN_IF_ERROR(device_.api->MemMap(address_, size_bytes, handle));
   mapped_ = true;
+  // A mapping without access faults, so this belongs to it.
   return device_.api->MemSetAccess(address_, size_bytes, device_.device, access);
 }
 
@@ -57,8 +58,10 @@ DeviceMapping& DeviceMapping::operator=(DeviceMapping&& other) noexcept {
 
 void DeviceMapping::Reset() {
   if (address_ == 0) return;
+  // Errors are logged only: destructors call this, and the rest is released as well as it can.
   LogIfError(device_.Use());
   if (mapped_) LogIfError(device_.api->MemUnmap(address_, size_bytes_));
+  // After the unmapping: a range that is mapped cannot be freed.
   LogIfError(device_.api->MemAddressFree(address_, size_bytes_));
   address_ = 0;
   size_bytes_ = 0;

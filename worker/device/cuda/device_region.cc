@@ -9,6 +9,7 @@
 namespace tessera {
 
 absl::StatusOr<int64_t> RoundUpToGranularity(int64_t size_bytes, int64_t granularity_bytes) {
+  // Checked before the sum, which might overflow.
   if (size_bytes < 1 || granularity_bytes < 1 ||
       size_bytes > std::numeric_limits<int64_t>::max() - (granularity_bytes - 1)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -61,6 +62,7 @@ absl::StatusOr<UniqueFd> DeviceRegion::Export() const {
 }
 
 void DeviceRegion::Reset() {
+  // A region has at least one byte, so 0 says that there is none.
   if (size_bytes_ == 0) return;
   absl::Status status = device_.Use();
   status.Update(device_.api->MemRelease(handle_));

@@ -12,6 +12,7 @@
 namespace tessera {
 namespace {
 
+// The kernels are compiled by nvcc without these headers, so numbers are repeated there.
 static_assert(gpu::kNotBuilt == kCudaNotSupported);
 static_assert(gpu::kMaxInputs == kMaxSlices);
 static_assert(static_cast<int>(DType::kFp32) == 0 && static_cast<int>(DType::kBf16) == 1);
@@ -36,6 +37,7 @@ gpu::Inputs InputsOf(absl::Span<const void* const> pointers) {
 }
 
 absl::Status CheckInputs(const char* kernel, absl::Span<const void* const> inputs) {
+  // Inputs are an array of fixed size among the arguments of the kernel.
   if (!inputs.empty() && inputs.size() <= kMaxSlices) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("kernel ", kernel, ": ", inputs.size(),
                                                  " inputs are not in [1, ", kMaxSlices, "]"));
@@ -48,6 +50,7 @@ absl::StatusOr<std::unique_ptr<GpuKernels>> GpuKernels::Create(CudaDevice* devic
   if (max_count < 1) {
     return absl::InvalidArgumentError(absl::StrCat("kernels for ", max_count, " elements"));
   }
+  // Once for all: nothing is allocated while the step runs.
   const int64_t room_bytes = gpu::MeasureRoom(max_count) * int64_t{sizeof(double)};
   ASSIGN_OR_RETURN(Buffer room, device->Allocate(room_bytes));
   return absl::WrapUnique(new GpuKernels(device, max_count, std::move(room)));
@@ -58,6 +61,7 @@ absl::Status GpuKernels::Check(const char* kernel, int64_t count,
   const auto refuse = [kernel](absl::string_view why) {
     return absl::InvalidArgumentError(absl::StrCat("kernel ", kernel, ": ", why));
   };
+  // Refused here: the device would only report a fault, which ends the process.
   if (count < 0) return refuse(absl::StrCat(count, " elements"));
   if (!dtypes_fit) return refuse("it has no such dtype");
   for (const void* pointer : pointers) {
@@ -76,6 +80,7 @@ absl::Status GpuKernels::Reduce(CudaStreamHandle* stream, absl::Span<const void*
                                 ElementType input, int64_t count, double scale, bool accumulate,
                                 host::SumOutput output, host::GradientStats* stats) {
   RETURN_IF_ERROR(CheckInputs("Reduce", inputs));
+  // fp64 is summed in fp64 only, and FP8 in fp32 only.
   const bool fits_fp32 = IsFloatingPoint(input) && input != DType::kFp64;
   const bool fits_fp64 = IsFloatingPoint(input) && !input.is_fp8();
   const bool fit =
@@ -86,6 +91,7 @@ absl::Status GpuKernels::Reduce(CudaStreamHandle* stream, absl::Span<const void*
     RETURN_IF_ERROR(CheckMeasured("Reduce", count));
     measuring = {measure_room_.data_as<double>(), &stats->sum_of_squares, &stats->non_finite};
   }
+  // An empty grid is an error of the launch.
   if (count == 0) return absl::OkStatus();
   return Launched(
       "Reduce", gpu::LaunchReduce(stream, InputsOf(inputs), Number(input), count, scale, accumulate,
@@ -154,6 +160,7 @@ absl::Status GpuKernels::Measure(CudaStreamHandle* stream, DType dtype, const vo
 
 absl::Status GpuKernels::AddToNormPart(CudaStreamHandle* stream, DType dtype, const void* values,
                                        int64_t count, double p, double* part) {
+  // Written so that a NaN is refused.
   if (!(p > 0)) {
     return absl::InvalidArgumentError(absl::StrCat("kernel AddToNormPart: p is ", p));
   }
@@ -192,6 +199,7 @@ absl::Status GpuKernels::Sgd(CudaStreamHandle* stream, const host::SgdParams& pa
                              const Real* gradient, const Real* p_in, const Real* momentum_in,
                              Real* p_out, Real* momentum_out, Real* publish,
                              host::HalfOutput publish_half) const {
+  // What is not read or written may be null.
   const gpu::SgdFactors<Real> factors = gpu::FactorsOf<Real>(params);
   RETURN_IF_ERROR(Check("SgdStep", count,
                         {gradient, p_in, p_out, factors.read_momentum ? momentum_in : gradient,

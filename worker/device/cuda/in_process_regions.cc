@@ -39,6 +39,7 @@ struct Placeholder {
 std::optional<Placeholder> ReadPlaceholder(int descriptor) {
   struct stat info;
   Content content;
+  // Sealed, so that no other holder of the descriptor can change what was checked here.
   const int seals = fcntl(descriptor, F_GET_SEALS);  // The system may have set more of them.
   if (seals < 0 || (seals & kSeals) != kSeals || fstat(descriptor, &info) != 0 ||
       info.st_size != sizeof(content) ||
@@ -61,10 +62,12 @@ class RegionTable {
       ABSL_LOCKS_EXCLUDED(mu_) {
     const std::optional<Placeholder> named = ReadPlaceholder(descriptor);
     if (!named.has_value()) return absl::InvalidArgumentError("no placeholder of a GPU's memory");
+    // The size is what the file's maker wrote.
     if (size_bytes < 1 || named->size_bytes < size_bytes) {
       return absl::InvalidArgumentError(absl::StrCat("a placeholder of ", named->size_bytes,
                                                      " bytes of a GPU's memory for ", size_bytes));
     }
+    // Same file, same memory: each descriptor of it is another number.
     const Key key = {api, device, named->file_system, named->inode};
     absl::MutexLock lock(&mu_);
     auto found = regions_.find(key);
@@ -73,6 +76,7 @@ class RegionTable {
       found = regions_.emplace(key, std::move(made)).first;
     }
     Region& region = found->second;
+    // The first mapping decided the size.
     if (region.memory.size_bytes() < size_bytes) {
       return absl::InvalidArgumentError(
           absl::StrCat(region.memory.size_bytes(),
@@ -124,6 +128,7 @@ absl::StatusOr<UniqueFd> CreatePlaceholder(const std::string& label, int64_t siz
   const std::string name = absl::StrCat("tessera:", label);
   UniqueFd placeholder(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!placeholder.valid()) return ErrnoStatus(errno, absl::StrCat("memfd_create ", name));
+  // Sealed after it was written: a seal against writing holds for this process too.
   if (write(placeholder.get(), &content, sizeof(content)) != sizeof(content) ||
       fcntl(placeholder.get(), F_ADD_SEALS, kSeals) != 0) {
     return ErrnoStatus(errno, name);

@@ -10,6 +10,7 @@ namespace tessera {
 namespace {
 
 absl::Status TryToShare(const SharingDevice& device) {
+  // The smallest region: it is rounded up to one granule.
   ASSIGN_OR_RETURN(const DeviceRegion region, DeviceRegion::Create(device, 1));
   ASSIGN_OR_RETURN(const UniqueFd descriptor, region.Export());
   return DeviceMapping::Import(device, descriptor.get(), region.size_bytes(), CudaAccess::kRead)
@@ -20,6 +21,7 @@ absl::Status TryWithContext(CudaApi* api, int device) {
   ASSIGN_OR_RETURN(const std::unique_ptr<PrimaryContext> context,
                    PrimaryContext::Create(api, device, /*min_driver_version=*/0));
   const absl::Status shared = TryToShare({api, device, context.get()});
+  // The keeper's thread must not keep a context that goes.
   const absl::Status left = api->CtxSetCurrent(nullptr);
   return shared.ok() ? left : shared;
 }
@@ -83,7 +85,9 @@ KeeperMemoryChoice ChooseKeeperMemory(const DeviceMemoryFacts& facts) {
 DeviceMemoryFacts ProbeDeviceMemory(CudaApi* api, int device) {
   DeviceMemoryFacts facts;
   facts.device = ReadAttributes(api, device, &facts);
+  // Trying what the device does not claim to have may fail in ways that say nothing.
   if (!facts.device.ok() || !facts.memory_management || !facts.descriptors) return facts;
+  // A context that is still current on this thread would change the result.
   facts.without_context = api->CtxSetCurrent(nullptr);
   if (facts.without_context.ok()) facts.without_context = TryToShare({api, device, nullptr});
   if (!facts.without_context.ok()) facts.with_context = TryWithContext(api, device);

@@ -35,6 +35,7 @@ bool IsProcess(const std::filesystem::path& folder) {
 int CountProcesses(const std::string& proc_folder) {
   int count = 0;
   std::error_code error;
+  // Processes may come and go meanwhile: an error only ends the count.
   for (std::filesystem::directory_iterator entry(proc_folder, error), end; !error && entry != end;
        entry.increment(error)) {
     if (!IsProcess(entry->path())) continue;

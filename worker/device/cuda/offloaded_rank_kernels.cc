@@ -45,6 +45,7 @@ absl::StatusOr<std::unique_ptr<OffloadedRankKernels>> OffloadedRankKernels::Crea
 }
 
 void OffloadedRankKernels::Copy(void* to, const void* from, int64_t size_bytes) {
+  // In order with the device's stream.
   if (is_on_device_(to) || is_on_device_(from)) {
     device_kernels_->Copy(to, from, size_bytes);
   } else {
@@ -63,9 +64,11 @@ void OffloadedRankKernels::Clear(void* at, int64_t size_bytes) {
 template <typename Fill>
 void OffloadedRankKernels::Publish(void* to, int64_t size_bytes, Fill fill) {
   Event* copied = copied_[next_half_].get();
+  // The copy of two pieces ago: this half is free then.
   copied->Synchronize();
   std::byte* half = halves_.data_as<std::byte>() + next_half_ * kHalfBytes;
   fill(half);
+  // It runs while the host fills the other half.
   device_kernels_->Copy(to, half, size_bytes);
   device_kernels_->stream()->Record(copied);
   next_half_ = 1 - next_half_;
@@ -122,6 +125,7 @@ void OffloadedRankKernels::Reduce(absl::Span<const void* const> inputs, DType in
                                   int64_t count, double scale, bool accumulate,
                                   host::SumOutput output, bool measure) {
   const int64_t size_bytes = count * SizeBytes(output.dtype);
+  // Grows, and never shrinks: the largest unit decides.
   if (scratch_.size_bytes() < size_bytes) {
     (void)device_kernels_->Finish();  // It may still be read.
     scratch_.Reset();
@@ -132,13 +136,16 @@ void OffloadedRankKernels::Reduce(absl::Span<const void* const> inputs, DType in
     }
     scratch_ = *std::move(larger);
   }
+  // The reduced gradient is the host's. The device adds to a copy of it.
   if (accumulate) device_kernels_->Copy(scratch_.data(), output.data, size_bytes);
   device_kernels_->Reduce(inputs, input_dtype, count, scale, accumulate,
                           {scratch_.data(), output.dtype}, measure);
+  // After the sum, since both are in one stream.
   device_kernels_->Copy(output.data, scratch_.data(), size_bytes);
 }
 
 void OffloadedRankKernels::Measure(ConstValues gradient) {
+  // What is measured may still be on its way from the device.
   (void)Finish();
   host_kernels_.Measure(gradient);
 }

@@ -42,6 +42,7 @@ absl::StatusOr<std::unique_ptr<Event>> HostDevice::CreateEvent() {
 }
 
 void HostDevice::Copy(Stream* stream, void* dst, const void* src, int64_t size_bytes) {
+  // The pointers must stay until the work is done (see Device).
   stream->Enqueue([dst, src, size_bytes] {
     if (size_bytes > 0) std::memcpy(dst, src, static_cast<size_t>(size_bytes));
   });

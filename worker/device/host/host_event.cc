@@ -23,6 +23,7 @@ int64_t HostEvent::LastMark() {
 
 void HostEvent::Reach(int64_t mark) {
   absl::MutexLock lock(&mu_);
+  // Marks of two streams may be reached in another order.
   reached_ = std::max(reached_, mark);
 }
 

@@ -13,6 +13,7 @@ absl::StatusOr<Buffer> HostRankDevice::MapRegion(int descriptor, int64_t size_by
                                                  bool writable) {
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(descriptor, writable ? Access::kReadWrite
                                                                               : Access::kReadOnly));
+  // Whatever the sender said: less would fault where it is read.
   if (mapping.size_bytes() < size_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("region has ", mapping.size_bytes(), " bytes of ", size_bytes));

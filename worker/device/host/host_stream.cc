@@ -24,6 +24,7 @@ absl::StatusOr<std::unique_ptr<HostStream>> HostStream::Create(absl::string_view
 HostStream::~HostStream() {
   {
     absl::MutexLock lock(&mu_);
+    // It runs what is left, and then ends.
     stopping_ = true;
   }
   if (thread_.joinable()) thread_.join();
@@ -37,18 +38,21 @@ void HostStream::Enqueue(absl::AnyInvocable<void()> work) {
 
 void HostStream::Record(Event* event) {
   auto* host_event = static_cast<HostEvent*>(event);
+  // Taken now, so that Query is false from here on.
   const int64_t mark = host_event->NextMark();
   Enqueue([host_event, mark] { host_event->Reach(mark); });
 }
 
 void HostStream::Wait(Event* event) {
   auto* host_event = static_cast<HostEvent*>(event);
+  // As it is now: a later Record is not waited for.
   const int64_t mark = host_event->LastMark();
   Enqueue([host_event, mark] { host_event->AwaitMark(mark); });
 }
 
 void HostStream::Synchronize() {
   absl::MutexLock lock(&mu_);
+  // What is enqueued from now on is not waited for.
   const int64_t until = enqueued_;
   const auto done = [this, until]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return done_ >= until; };
   mu_.Await(absl::Condition(&done));
@@ -62,11 +66,14 @@ void HostStream::Run() {
     {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(&woken));
+      // Only once nothing is left: the destructor promises that.
       if (pending_.empty()) return;
+      // All of it at once, so that the lock is taken once for a batch.
       running.swap(pending_);
     }
     const int64_t batch = static_cast<int64_t>(running.size());
     for (absl::AnyInvocable<void()>& work : running) {
+      // No status to return here: only faults that delay or end the process fit.
       (void)FaultPoint("stream.before-work");
       work();
       (void)FaultPoint("stream.after-work");
@@ -74,6 +81,7 @@ void HostStream::Run() {
     }
     running.clear();
     absl::MutexLock lock(&mu_);
+    // Counted last, so that Synchronize returns after the captures are gone.
     done_ += batch;
   }
 }

@@ -58,12 +58,14 @@ class CheckpointLoad {
     *outcome = Open();
     RETURN_IF_ERROR(AgreeOn("load", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
+    // Before reading: ranks that see different folders would mix two checkpoints.
     RETURN_IF_ERROR(CompareManifests(outcome));
     if (!outcome->ok()) return absl::OkStatus();
     *outcome = ReadOwn();
     if (outcome->ok()) *outcome = ReadForTrainer(reply);
     RETURN_IF_ERROR(AgreeOn("load", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
+    // Sums of slices: no rank reads a whole tensor, and together they check all of it.
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
     *outcome = CheckSums(sums);
     return AgreeOn("load", outcome, &communicator_);
@@ -118,6 +120,7 @@ class CheckpointLoad {
 
   // Whether all ranks read the same checkpoint.
   absl::Status CompareManifests(absl::Status* outcome) {
+    // Of what the manifest says, which has checksums of all files.
     const uint64_t own = Crc32(EncodeManifest(manifest_));
     std::vector<uint64_t> all(communicator_.size());
     RETURN_IF_ERROR(communicator_.AllGather(&own, all.data(), sizeof(own)));
@@ -129,6 +132,7 @@ class CheckpointLoad {
     return absl::OkStatus();
   }
 
+  // Which tensors have moments is in the file, so all ranks know the slices of all ranks.
   std::vector<bool> HasStates() const {
     std::vector<bool> has(plan_.states.size());
     for (size_t i = 0; i < has.size(); ++i) has[i] = !plan_.states[i].empty();
@@ -182,6 +186,7 @@ class CheckpointLoad {
       }
       begin += count;
     };
+    // Read once: written to its place and summed in one pass (docs/adr/0054).
     RETURN_IF_ERROR(file.ReadInPieces(tensor, segment.parameter_begin_elements * element_bytes,
                                       segment.numel * element_bytes, room_.get(), set, &crc32));
     sums_.push_back(crc32);
@@ -196,6 +201,7 @@ class CheckpointLoad {
       const std::string tensor = StoredName(slice);
       if (tensor.empty()) {
         state_.writer->Keep(slice.array, slice.segment);
+        // A place among the sums, so that slices and sums keep the same order.
         sums_.push_back(0);
       } else {
         RETURN_IF_ERROR(ReadSlice(slice, tensor));
@@ -219,6 +225,8 @@ class CheckpointLoad {
 
   absl::Status ReadProgress() {
     TrainingProgress progress;
+    // Without some parameters it is not the model at that step, so the count goes on from the
+    // present one.
     progress.step = plan_.model.left_out.empty() ? manifest_.step : state_.before.step;
     for (size_t i = 0; i < plan_.states.size(); ++i) {
       const std::string& name = plan_.states[i];
@@ -238,6 +246,7 @@ class CheckpointLoad {
         updates = single;
       }
       // Not a number is refused too.
+      // The page counts updates in 32 bits.
       if (!(updates >= 0 && updates <= 4e9)) {
         return absl::InvalidArgumentError(
             absl::StrCat("tensor '", tensor, "' says ", updates, " updates"));
@@ -253,6 +262,7 @@ class CheckpointLoad {
     for (const std::string& name : plan_.model.unexpected) reply->add_unexpected(name);
     const BufferNumbers numbers = NumbersOf(memory_.layout);
     for (const auto& [buffer, tensor] : plan_.model.buffers) {
+      // Small, and needed by this rank: checked here as a whole.
       RETURN_IF_ERROR(model_->Verify(tensor));
       ASSIGN_OR_RETURN(const StoredTensor* stored, model_->Find(tensor));
       v1::NamedTensor* to = reply->add_buffers();
@@ -279,6 +289,7 @@ class CheckpointLoad {
       group->set_weight_decay(groups[i].weight_decay);
       group->set_momentum(groups[i].momentum);
     }
+    // A checkpoint of another world size may have no file for this rank.
     const std::string own = TrainerFileName(memory_.rank.value());
     if (manifest_.files.count(own) == 0) return absl::OkStatus();
     ASSIGN_OR_RETURN(*reply->mutable_trainer_state(),
@@ -299,9 +310,12 @@ class CheckpointLoad {
     };
     for (const auto& [key, slices] : SlicesByTensor(of_rank, sums, element_bytes)) {
       const auto& [file_name, tensor] = key;
+      // Kept as it was: nothing was read, so nothing is checked.
       if (tensor.empty()) continue;
       const CheckedFiles& file = file_name == kModelFileName ? *model_ : *optimizer_;
       ASSIGN_OR_RETURN(const StoredTensor* stored, file.Find(tensor));
+      // Slices of all ranks in the order of the tensor's bytes. A gap or an overlap is an error
+      // too.
       const absl::StatusOr<uint32_t> crc32 =
           CombineSums(slices, stored->end_bytes - stored->begin_bytes);
       if (!crc32.ok()) return Annotate(crc32.status(), absl::StrCat("tensor '", tensor, "'"));

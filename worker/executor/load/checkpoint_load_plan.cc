@@ -32,6 +32,7 @@ absl::Status CheckState(const SafetensorsHeader& optimizer, const std::string& n
       missing = tensor;
       continue;
     }
+    // Moments are never rounded, so only full precision is accepted.
     const bool fits = stored->second.shape == shape && (stored->second.dtype == DType::kFp32 ||
                                                         stored->second.dtype == DType::kFp64);
     if (!fits) {
@@ -63,6 +64,7 @@ absl::Status FindStrangers(const SafetensorsHeader& optimizer, OptimizerKind kin
   for (const auto& [tensor, stored] : optimizer.tensors) {
     if (const auto in_file = ParameterOf(tensor, kind); in_file.has_value()) {
       const std::string name = NameInModel(rules.names.renames, *in_file);
+      // A name that the rules leave out is no mistake.
       if (known.count(name) != 0 || !IsWanted(rules.names, {name})) continue;
     }
     if (rules.strict) {
@@ -106,6 +108,7 @@ absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& m
                                                       const LoadRules& rules) {
   CheckpointLoadPlan plan;
   LoadRules of_model = rules;
+  // A load of moments alone reads no parameter, so none can be missing.
   if (rules.optimizer_only) of_model.strict = false;
   ASSIGN_OR_RETURN(plan.model, PlanLoad(TableOf(model), layout, of_model, buffers));
   for (const LoadPlan::Buffer& buffer : plan.model.buffers) {  // Their bytes are read as they are.

@@ -17,6 +17,7 @@ std::vector<RequestPart> PartsOf(const v1::LoadRequest& request) {
           {"strict", request.strict()},
           {"model_only", request.model_only()},
           {"optimizer_only", request.optimizer_only()},
+          // Checksums stand for the lists: they are compared, not sent.
           {"the names to rename", Crc32(renames.SerializeAsString())},
           {"the names to include", Crc32(include.SerializeAsString())},
           {"the names to exclude", Crc32(exclude.SerializeAsString())}};
@@ -26,6 +27,7 @@ std::vector<RequestPart> PartsOf(const v1::LoadRequest& request) {
 
 LoadRules RulesOf(const v1::LoadRequest& request, bool first) {
   LoadRules rules;
+  // A first load must give everything, so nothing may be missing.
   rules.strict = request.strict() || first;
   rules.optimizer_only = request.optimizer_only();
   for (const v1::NameRename& rename : request.renames())

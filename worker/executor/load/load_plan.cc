@@ -127,6 +127,7 @@ absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& 
         plan.left_out.push_back(parameter.spec.name);
         continue;
       }
+      // Aliases share one storage. All that are stored must fit, the first is read.
       for (const std::string& name : names) {
         const auto found = in_file.find(name);
         if (found == in_file.end()) continue;
@@ -139,6 +140,7 @@ absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& 
   }
   for (const NamedTensorInfo& buffer : buffers) known.insert(buffer.name);
   RETURN_IF_ERROR(PlanBuffers(stored, in_file, buffers, rules, &plan));
+  // In the order of names, so that every rank reports the same.
   for (const auto& [name, tensor] : in_file) {
     if (known.count(name) == 0 && IsWanted(rules.names, {name})) plan.unexpected.push_back(tensor);
   }

@@ -36,6 +36,8 @@ absl::StatusOr<Source> OpenSource(const std::string& path, const LoadRules& rule
 // Whether all ranks have the same file open.
 absl::Status CompareFiles(const std::string& path, uint64_t identity, Communicator* communicator,
                           absl::Status* outcome) {
+  // The identity is of headers, sizes and times, so a file that is copied to each node is another
+  // one.
   std::vector<uint64_t> all(communicator->size());
   RETURN_IF_ERROR(communicator->AllGather(&identity, all.data(), sizeof(identity)));
   for (size_t rank = 1; rank < all.size() && outcome->ok(); ++rank) {
@@ -56,7 +58,9 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
       continue;
     }
     RETURN_IF_ERROR(FaultPoint("load.read"));
+    // Between slices, so that an epoch that ends does not wait for a whole file.
     if (stopped.load()) return absl::AbortedError("the epoch ended");
+    // Each slice would read the same compressed or scattered bytes again, so it is read at once.
     if (!source.model->reads_small_slices_well()) {
       const Values room = state->Room(StateArray::kParameter, segment);
       RETURN_IF_ERROR(source.model->ReadSlice(tensor, segment.parameter_begin_elements, room));
@@ -88,6 +92,7 @@ absl::Status ReadBuffer(const ModelSource& model, const LoadPlan::Buffer& buffer
   } else if (IsHalf(dtype)) {
     std::vector<float> wide(numel);
     RETURN_IF_ERROR(model.ReadSlice(buffer.tensor, 0, Values(absl::MakeSpan(wide))));
+    // Rounded through fp32, as parameters are.
     host::CastFp32ToHalf(dtype, wide.data(), reinterpret_cast<uint16_t*>(values->data()), numel);
   } else {
     RETURN_IF_ERROR(model.ReadSlice(buffer.tensor, 0, Values(values->data(), numel, dtype)));
@@ -125,6 +130,7 @@ void KeepInState(const v1::NamedTensor& loaded, const ModelLayout& layout,
   const BufferSpec& buffer = layout.buffers[found->second];
   const std::vector<int64_t> shape(loaded.shape().begin(), loaded.shape().end());
   const absl::StatusOr<int64_t> numel = Numel(buffer);
+  // What does not fit goes to the trainer only, which decides.
   const bool fits =
       Name(buffer.dtype) == loaded.dtype() && buffer.shape == shape && numel.ok() &&
       *numel * SizeBits(buffer.dtype) == 8 * static_cast<int64_t>(loaded.values().size());
@@ -140,6 +146,7 @@ absl::Status LoadModel(const std::string& path, const LoadRules& rules,
   *outcome = source.status();
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
+  // Before reading: two versions of a file must not be mixed.
   RETURN_IF_ERROR(CompareFiles(path, source->model->identity(), communicator, outcome));
   if (!outcome->ok()) return absl::OkStatus();
   for (const std::string& name : source->plan.missing) reply->add_missing(name);
@@ -150,6 +157,7 @@ absl::Status LoadModel(const std::string& path, const LoadRules& rules,
   if (!outcome->ok()) return absl::OkStatus();
   const uint64_t identity = source->model->identity();
   source->model.reset();  // Its descriptors may be many.
+  // Files have no lock. Opened again, and compared: a file that was replaced meanwhile is an error.
   const absl::StatusOr<std::unique_ptr<ModelSource>> again = OpenModel(path);
   *outcome = again.status();
   if (again.ok() && (*again)->identity() != identity)

@@ -15,6 +15,7 @@
 namespace tessera {
 absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const SavedState& state,
                                      SaveControl control) {
+  // Only one save reads a version at a time.
   End();
   request_ = request;
   progress_ = state.progress;
@@ -25,11 +26,13 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
   for (const CheckpointSlice& slice :
        SlicesToWrite(request_, memory_, HasStates(memory_.layout, state.progress))) {
     slices_.emplace(KeyOf(slice), slices.size());
+    // Pointers into the state: the version is written from its place (docs/adr/0048).
     slices.push_back(state.values(slice.array, slice.segment));
     all_bytes += static_cast<int64_t>(slices.back().size_bytes());
   }
   stays_ = state.stays;
   if (stays_) {
+    // It is a copy already, which stays until the next save.
     staying_ = std::move(slices);
   } else {
     RETURN_IF_ERROR(version_.Begin(state.version, std::move(slices), control_.stopped));
@@ -48,6 +51,7 @@ absl::Status BackgroundSave::Start(Communicator* communicator, Over over) {
   }
   const absl::Status started = StartThreads(communicator, std::move(over));
   if (started.ok()) return absl::OkStatus();
+  // Training must not wait for a version that nobody takes.
   version_.EndTaking();  // So that copying threads stop.
   absl::MutexLock lock(&mu_);
   status_.Clear();
@@ -57,6 +61,8 @@ absl::Status BackgroundSave::Start(Communicator* communicator, Over over) {
 absl::Status BackgroundSave::StartThreads(Communicator* communicator, Over over) {
   if (!stays_) {
     ASSIGN_OR_RETURN(copier_, StartThread("the copy of a background save", [this] {
+                       // Below training's threads, which wait for it only when they need the
+                       // version's place.
                        YieldToOthers();
                        version_.CopyBehind();
                      }));
@@ -73,9 +79,11 @@ void BackgroundSave::Run(Communicator* communicator, const Over& over) {
   v1::SaveReply reply;
   absl::Status outcome;
   const absl::Status agreed = Save(communicator, &reply, &outcome);
+  // Also after an error: training may wait for this version.
   version_.EndTaking();
   if (copier_.joinable()) copier_.join();
   version_.DropMemory();
+  // Reported before it counts as ended, so that a trainer that sees the end finds the report.
   over(request_, agreed, outcome, reply);
   if (!agreed.ok()) outcome = agreed;
   if (!outcome.ok())

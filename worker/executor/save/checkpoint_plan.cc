@@ -80,6 +80,7 @@ absl::StatusOr<CheckpointPlan> PlanCheckpoint(const ModelLayout& layout, const J
     model.push_back(InfoOf(spec));
     const int64_t updates = progress.update_counts[number];
     if (!HasState(spec, updates)) return;
+    // The count is stored as fp32, as PyTorch stores it. Beyond this it would be rounded.
     if (updates > kMaxUpdates) {
       status = absl::InvalidArgumentError(absl::StrCat("parameter '", spec.name, "' was updated ",
                                                        updates, " times, more than fp32 counts"));
@@ -95,6 +96,7 @@ absl::StatusOr<CheckpointPlan> PlanCheckpoint(const ModelLayout& layout, const J
   for (const UnitLayout& unit : layout.units) {
     for (const Alias& alias : unit.flat.aliases()) metadata[alias.name] = alias.primary;
   }
+  // After the parameters, in the trainers' order.
   model.insert(model.end(), buffers.begin(), buffers.end());
   CheckpointPlan plan;
   ASSIGN_OR_RETURN(plan.model, PlanModelFiles(model, metadata, max_file_bytes));
@@ -128,6 +130,7 @@ absl::StatusOr<std::vector<HyperParameters>> HyperParametersOf(const Manifest& m
       }
       to.*kFields[n] = number->second;
     }
+    // A manifest is a file that anybody may have written.
     RETURN_IF_ERROR(ValidateHyperParameters(to, groups.size() - 1));
   }
   return groups;

@@ -44,13 +44,16 @@ class CheckpointSave {
 
   absl::Status Run(absl::Status* outcome) {
     std::vector<NamedTensorInfo> buffers;
+    // Each AgreeOn is a point that every rank must reach, with whatever error it has.
     RETURN_IF_ERROR(ShareBuffers(request_, &communicator_, &buffers, outcome));
     if (outcome->ok()) *outcome = Plan(buffers);
+    // One rank creates, all write: the files have their size before anybody writes.
     if (outcome->ok() && leads_) *outcome = CreateFiles();
     if (outcome->ok() && leads_) *outcome = FaultPoint("save.created");
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
     *outcome = WriteOwn();
+    // After this no rank writes any more.
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
@@ -59,6 +62,7 @@ class CheckpointSave {
     *outcome = CheckGoesOn(control_);
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
+    // A folder with a name must be complete, so its name comes last.
     if (leads_) *outcome = Publish(sums);
     return AgreeOn("save", outcome, &communicator_);
   }
@@ -108,12 +112,15 @@ class CheckpointSave {
   }
 
   absl::Status WriteOwn() {
+    // Another save of the same path may have taken the folder away.
     if (leads_) RETURN_IF_ERROR(CheckStillMade(request_.path(), made_));
+    // Large writes bypass the page cache (docs/adr/0036).
     DirectWrites direct(control_.direct_write_bytes);
     ModelFiles model(folder_, &plan_->model, &direct);
     ASSIGN_OR_RETURN(ModelFile optimizer,
                      ModelFile::Open(PathOf(kOptimizerFileName), plan_->optimizer, &direct));
     for (const CheckpointSlice& slice : SlicesToWrite(request_, memory_, has_state_)) {
+      // Between slices, so that a cancelled save ends soon.
       RETURN_IF_ERROR(CheckGoesOn(control_));
       const std::unique_ptr<ByteSource> bytes = state_.bytes(slice);
       uint32_t crc32 = kCrc32OfNothing;
@@ -132,8 +139,10 @@ class CheckpointSave {
     if (!own.empty()) {
       RETURN_IF_ERROR(WriteWholeFile(PathOf(TrainerFileName(memory_.rank.value())), own));
     }
+    // Two sums more: the trainer's file, which only this rank knows.
     sums_.push_back(own.size());
     sums_.push_back(Crc32(own));
+    // On disk before the ranks agree: publishing promises that.
     RETURN_IF_ERROR(model.Sync());
     RETURN_IF_ERROR(optimizer.Sync());
     return FaultPoint("save.written");
@@ -146,6 +155,7 @@ class CheckpointSave {
                              Manifest* manifest) {
     ManifestFile& file = manifest->files[name];
     file.size_bytes = header.file_bytes;
+    // The header is checked by itself, since tensors' sums do not cover it.
     file.crc32 = Crc32(EncodeHeader(header));
     for (const auto& [tensor, stored] : header.tensors) {
       const TensorKey key = {std::string(part), tensor};
@@ -154,6 +164,7 @@ class CheckpointSave {
         continue;
       }
       const auto parts = slices.find(key);
+      // From the slices' sums: nothing is read again.
       const absl::StatusOr<uint32_t> crc32 =
           CombineSums(parts == slices.end() ? std::vector<SummedSlice>() : parts->second,
                       stored.end_bytes - stored.begin_bytes);
@@ -182,15 +193,18 @@ class CheckpointSave {
     RETURN_IF_ERROR(AddTensorFile(kOptimizerFileName, std::string(kOptimizerFileName),
                                   plan_->optimizer, slices, &manifest));
     for (size_t rank = 0; rank < sums.size(); ++rank) {
+      // As WriteOwn appended them.
       const size_t size_bytes = sums[rank][sums[rank].size() - 2];
       if (size_bytes == 0) continue;
       manifest.files[TrainerFileName(rank)] = {
           static_cast<int64_t>(size_bytes), static_cast<uint32_t>(sums[rank].back()), {}};
     }
+    // The last moment to notice it before names change.
     RETURN_IF_ERROR(CheckStillMade(request_.path(), made_));
     RETURN_IF_ERROR(ModelFiles::Publish(folder_, plan_->model));
     RETURN_IF_ERROR(ModelFile::Publish(PathOf(kOptimizerFileName)));
     RETURN_IF_ERROR(CheckStillMade(request_.path(), made_));  // Renames and syncs take their time.
+    // The manifest comes right before the name: readers take a folder without one for unfinished.
     RETURN_IF_ERROR(
         PublishCheckpoint(request_.path(), manifest,
                           request_.no_overwrite() ? Existing::kRefused : Existing::kReplaced));
@@ -261,6 +275,7 @@ absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory
                             absl::Status* outcome) {
   CheckpointSave save(request, memory, state, communicator, control);
   const absl::Status status = save.Run(outcome);
+  // On every rank, though only rank 0 made anything.
   if (!status.ok() || !outcome->ok()) save.Undo();
   reply->set_written_bytes(save.written_bytes());
   for (const std::string& path : save.TakeRemoved()) reply->add_removed(PrintableUtf8(path));

@@ -44,6 +44,7 @@ std::map<TensorKey, std::vector<SummedSlice>> SlicesByTensor(
   std::map<TensorKey, std::vector<SummedSlice>> by_tensor;
   for (size_t rank = 0; rank < sums.size(); ++rank) {
     const std::vector<CheckpointSlice> slices = of_rank(Rank(rank));
+    // The sums came from other ranks. An index beyond a rank's slices is not trusted.
     for (size_t i = 0; i < slices.size() && i < sums[rank].size(); ++i) {
       const int64_t bytes = element_bytes(slices[i]);
       by_tensor[slices[i].tensor].push_back({slices[i].segment.parameter_begin_elements * bytes,

@@ -13,6 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 bool IsBelow(const fs::path& path, const fs::path& folder) {
+  // By parts of the path: /data is not below /dat.
   const auto [in_folder, in_path] =
       std::mismatch(folder.begin(), folder.end(), path.begin(), path.end());
   return in_folder == folder.end() && in_path != path.end() && !in_path->empty();
@@ -25,10 +26,12 @@ fs::path RealPath(const fs::path& absolute, std::string* why) {
   fs::path so_far;
   for (const fs::path& part : absolute) {
     so_far /= part;
+    // '..' after a link leads elsewhere than it looks.
     if (part == "..") {
       *why = " has '..' in it,";
       return {};
     }
+    // The save would create what the link names.
     if (fs::is_symlink(fs::symlink_status(so_far, error)) && !fs::exists(so_far, error)) {
       *why = absl::StrCat(", where ", so_far.string(), " is a link to nothing,");
       return {};

@@ -43,6 +43,7 @@ class Search {
     Found own;
     if (request_.wish() != 0) {
       RETURN_IF_ERROR(Name(&made->request));
+      // A save that may replace what is there is simply made again.
       if (looks_ && (request_.no_overwrite() || request_.in_parts())) own = Look(made->request);
       RETURN_IF_ERROR(Compare(own, made));
     }
@@ -62,6 +63,8 @@ class Search {
   // this, and none of the same id in another coordinator's journal.
   absl::Status Name(std::string* name) {
     std::array<uint64_t, 2> id = {};
+    // Rank 0's host stands for the job. Its page outlives executors, so a later attempt has the
+    // same name.
     if (communicator_.rank() == 0) id = IdOf(memory_.group_page());
     RETURN_IF_ERROR(communicator_.Broadcast(id.data(), sizeof(id), /*root=*/0));
     *name = absl::StrFormat("%016x%016x/%d", id[0], id[1], request_.wish());
@@ -69,6 +72,7 @@ class Search {
   }
 
   Found Look(const std::string& name) const {
+    // What cannot be read is no attempt of ours. Whatever is wrong with it comes later.
     const absl::StatusOr<Manifest> manifest =
         request_.in_parts() ? ReadPartManifest(path_) : ReadManifest(path_);
     if (!manifest.ok() || manifest->request != name) return {};
@@ -86,6 +90,7 @@ class Search {
     std::vector<Found> found(communicator_.size());
     RETURN_IF_ERROR(communicator_.AllGather(&own, found.data(), sizeof(own)));
     if (!request_.in_parts()) found.resize(1);
+    // Parts of two attempts have different ids. Together they would be no checkpoint.
     made->is_made = std::all_of(found.begin(), found.end(), [&](const Found& one) {
       return one.is_own != 0 && one.save_crc32 == found[0].save_crc32;
     });
@@ -100,6 +105,7 @@ class Search {
   // What the try did not come to. Its name is there, but perhaps not durably.
   absl::Status Finish(v1::SaveReply* reply) const {
     ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path_));
+    // The name was given before the process died, and may not have been on disk yet.
     RETURN_IF_ERROR(storage->SyncFolder(ParentOf(path_)));
     RemoveReplaced();
     if (request_.keep_newest() < 1) return absl::OkStatus();

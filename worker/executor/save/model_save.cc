@@ -64,6 +64,7 @@ absl::StatusOr<Target> TargetOf(const v1::SaveRequest& request, const ModelLayou
 }
 
 absl::Status Begin(const Target& target, std::optional<FolderIdentity>* made) {
+  // A folder grows under another name and is renamed. A single file does the same by itself.
   if (target.is_folder) RETURN_IF_ERROR(BeginFolder(target.path, FolderKind::kModel, made));
   RETURN_IF_ERROR(ModelFiles::Create(target.folder, target.files));
   return FaultPoint("save.created");
@@ -77,6 +78,7 @@ absl::Status WriteOwn(const Target& target, const v1::SaveRequest& request,
   DirectWrites direct(direct_write_bytes);
   ModelFiles files(target.folder, &target.files, &direct);
   for (const ShardSegment& segment : segments) {
+    // Between slices, so that an epoch that ends does not wait for the file.
     if (stopped.load()) return absl::AbortedError("the epoch ended");
     const PlacedParameter& parameter =
         layout.units[segment.unit].flat.parameters()[segment.parameter];
@@ -85,11 +87,13 @@ absl::Status WriteOwn(const Target& target, const v1::SaveRequest& request,
   }
   for (const v1::NamedTensor& buffer : request.buffers())
     RETURN_IF_ERROR(files.WriteBytes(buffer.name(), buffer.values()));
+  // On disk before the ranks agree.
   return files.Sync();
 }
 
 absl::Status Publish(const Target& target, const std::optional<FolderIdentity>& made) {
   if (target.is_folder) RETURN_IF_ERROR(CheckStillMade(target.path, made));
+  // Files first, then the folder's name.
   RETURN_IF_ERROR(ModelFiles::Publish(target.folder, target.files));
   if (!target.is_folder) return absl::OkStatus();
   RETURN_IF_ERROR(CheckStillMade(target.path, made));  // Renames and syncs take their time.
@@ -128,6 +132,7 @@ absl::Status SaveModel(const v1::SaveRequest& request, const ModelLayout& layout
   std::optional<FolderIdentity> made;
   const absl::Status status = WriteAndPublish(request, layout, segments, state, communicator,
                                               stopped, direct_write_bytes, &made, outcome);
+  // Only the rank that creates removes.
   if (communicator->rank() != 0 || (status.ok() && outcome->ok())) return status;
   if (request.max_file_bytes() > 0) {
     DiscardFolder(request.path(), made);

@@ -33,6 +33,7 @@ namespace {
 // The same on all ranks, and no other save's.
 absl::StatusOr<std::string> AgreeOnSaveId(Communicator* communicator) {
   std::array<uint64_t, 2> id;
+  // Parts are joined by this id, so it must not repeat in any other save.
   std::random_device random;
   for (uint64_t& word : id) word = (uint64_t{random()} << 32) | random();
   RETURN_IF_ERROR(communicator->Broadcast(id.data(), sizeof(id), /*root=*/0));
@@ -56,16 +57,19 @@ class PartSave {
   absl::Status Run(absl::Status* outcome) {
     std::vector<NamedTensorInfo> buffers;
     RETURN_IF_ERROR(ShareBuffers(request_, &communicator_, &buffers, outcome));
+    // Also where this rank has failed already: the others wait in the broadcast.
     ASSIGN_OR_RETURN(save_id_, AgreeOnSaveId(&communicator_));
     if (outcome->ok()) *outcome = Begin(buffers);
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
     RETURN_IF_ERROR(AddUpSizes());
     *outcome = Write();
+    // The last look at the flags before names change.
     if (outcome->ok())
       *outcome = CheckGoesOn(control_);  // The last time; as in checkpoint_save.cc.
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
+    // Each rank names its own part. If one fails, all undo theirs.
     *outcome = Name();
     return AgreeOn("save", outcome, &communicator_);
   }
@@ -73,10 +77,13 @@ class PartSave {
   // Nothing of this save is left, and what had the name has it again. `together`: all ranks do
   // this.
   absl::Status Undo(bool together) {
+    // What had the name comes back.
     if (is_named_) UnnameFolder(path_, replaced_.has_value());
     DiscardFolder(path_, made_);
     absl::Status undone, agreed;
+    // Before the folder goes: peers' parts are in it.
     if (together) agreed = AgreeOn("save", &undone, &communicator_);  // Theirs are gone too.
+    // Not empty, or another's by now: it stays.
     if (made_folder_) (void)storage_->RemoveEmptyFolder(request_.path());
     return agreed;
   }
@@ -121,6 +128,7 @@ class PartSave {
     header_ = *std::move(header);
     ASSIGN_OR_RETURN(storage_, StorageOf(request_.path()));
     const absl::Status made = storage_->MakeFolder(request_.path());
+    // Ranks race for it. It does not matter which one makes it.
     made_folder_ = made.ok();
     if (!made_folder_ && !absl::IsAlreadyExists(made)) return made;
     // Whichever rank made it: else a power loss could take all parts with the folder's name. One
@@ -215,6 +223,7 @@ class PartSave {
     }
     if (leads_) RETURN_IF_ERROR(WriteRankZeros(&file));
     RETURN_IF_ERROR(file.Sync());
+    // Before its files get their names: the folder must still be this save's.
     RETURN_IF_ERROR(CheckStillMade(path_, made_));
     return ModelFile::Publish(PathOf(kPartFileName));
   }
@@ -237,6 +246,7 @@ class PartSave {
       RETURN_IF_ERROR(WriteWholeFile(PathOf(name), own));
       manifest.files[name] = {static_cast<int64_t>(own.size()), Crc32(own), {}};
     }
+    // Last in the folder: a part without a manifest is unfinished.
     RETURN_IF_ERROR(WriteWholeFile(PathOf(kPartManifestName), EncodeManifest(manifest)));
     return FaultPoint("save.written");
   }

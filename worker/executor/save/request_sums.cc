@@ -9,6 +9,7 @@ absl::Status CompareRequestParts(absl::string_view what, const std::vector<Reque
                                  Communicator* communicator, absl::Status* outcome) {
   std::vector<uint64_t> own, all(parts.size() * communicator->size());
   for (const RequestPart& part : parts) own.push_back(part.sum);
+  // Sums, not values: they have one size, and paths may be long.
   RETURN_IF_ERROR(communicator->AllGather(own.data(), all.data(), own.size() * sizeof(own[0])));
   for (size_t rank = 1; rank < static_cast<size_t>(communicator->size()); ++rank) {
     for (size_t part = 0; part < parts.size(); ++part) {

@@ -28,11 +28,13 @@ void SaveBook::SetWish(const v1::SaveWish& wish) {
   absl::MutexLock lock(&mu_);
   wish_ = wish;
   const bool stands = wish.number() == wish_under_way_ && !wish.cancelled();
+  // What is under way is not wanted any more, so it ends at its next look.
   if (under_way_ && wish_under_way_ != 0 && !stands) cancelled_.store(true);
 }
 
 int64_t SaveBook::wanted() const {
   absl::MutexLock lock(&mu_);
+  // A number that ended is not voted for again, whatever the worker repeats.
   const bool can = !under_way_ && !wish_.cancelled() && wish_.number() > ended_wish_;
   return can ? wish_.number() : 0;
 }
@@ -48,6 +50,7 @@ void SaveBook::Next() {
   under_way_ = true;
   wish_under_way_ = 0;
   began_at_ = SteadyNow();
+  // A cancellation was for the save before.
   cancelled_.store(false);
 }
 
@@ -55,6 +58,7 @@ absl::Status SaveBook::Fill(v1::SaveRequest* request, std::string* root) {
   absl::MutexLock lock(&mu_);
   wish_under_way_ = request->wish();
   if (request->wish() == 0) return absl::OkStatus();
+  // The request may have been replaced between the vote and this.
   if (request->wish() != wish_.number() || wish_.cancelled())
     return absl::CancelledError("the save is not wanted any more");
   const v1::SaveForm& form = wish_.form();
@@ -64,6 +68,7 @@ absl::Status SaveBook::Fill(v1::SaveRequest* request, std::string* root) {
   request->set_max_file_bytes(form.max_file_bytes());
   request->set_in_parts(form.in_parts());
   request->set_with_replicas(form.with_replicas());
+  // Requested saves are in the background unless they say otherwise.
   request->set_in_background(!form.in_foreground());
   request->set_no_overwrite(form.no_overwrite());
   return absl::OkStatus();
@@ -100,6 +105,7 @@ void SaveBook::Wrote(int64_t bytes) {
   absl::MutexLock lock(&mu_);
   written_bytes_ += bytes;
   const int64_t every = std::max<int64_t>(progress_.all_bytes() / kProgressReports, 1);
+  // A few reports for a save, not one for each write.
   if (written_bytes_ - progress_.written_bytes() < every) return;
   progress_.set_written_bytes(written_bytes_);
   send_(progress_);
@@ -113,12 +119,14 @@ void SaveBook::End(const v1::SaveRequest& request, int64_t step, const absl::Sta
   if (!request.is_checkpoint()) return;
   v1::SaveReport report = ReportLocked(v1::SaveReport::ENDED, request, step);
   // What the others have of it is not known then.
+  // Aborted tells the coordinator to try again: the ranks do not know together how it ended.
   const absl::Status end = agreed.ok() ? outcome : absl::AbortedError(agreed.message());
   report.set_code(end.raw_code());
   report.set_message(Told(end.message()));
   report.set_took_ms(absl::ToInt64Milliseconds(SteadyNow() - began_at_));
   if (end.ok()) report.set_size_bytes(reply.written_bytes());
   const auto& removed = reply.removed();
+  // Once even if nothing was removed.
   for (int i = 0; i < removed.size() || i == 0; i += kMaxRemovedPerReport) {
     report.clear_removed();
     for (int j = i; j < std::min(i + kMaxRemovedPerReport, removed.size()); ++j)

@@ -18,6 +18,7 @@ absl::Status Invalid(absl::string_view why) { return absl::InvalidArgumentError(
 
 // What a trainer found wrong. One kind of it is told apart, as absl::Status writes it.
 absl::Status RefusalOf(absl::string_view refusal) {
+  // The trainer writes its status as text.
   if (absl::ConsumePrefix(&refusal, "ALREADY_EXISTS: ")) return absl::AlreadyExistsError(refusal);
   return Invalid(refusal);
 }
@@ -66,6 +67,7 @@ absl::Status CheckSaveRequest(const v1::SaveRequest& request) {
 
 absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* communicator,
                              absl::Status* outcome) {
+  // Parts may be at another path on each node.
   const uint64_t path = request.in_parts() ? 0 : Crc32(request.path());
   return CompareRequestParts("save",
                              {{"whether it is a checkpoint", request.is_checkpoint()},
@@ -104,16 +106,19 @@ absl::Status ShareBuffers(const v1::SaveRequest& request, Communicator* communic
                           std::vector<NamedTensorInfo>* buffers, absl::Status* outcome) {
   v1::SaveRequest specs;
   for (const v1::NamedTensor& buffer : request.buffers()) {
+    // Names and shapes alone. Only rank 0 writes the values.
     v1::NamedTensor* spec = specs.add_buffers();
     *spec = buffer;
     spec->clear_values();
   }
   std::string bytes = specs.SerializeAsString();
   uint64_t size = bytes.size();
+  // Rank 0's count. The other ranks cannot know it.
   RETURN_IF_ERROR(communicator->Broadcast(&size, sizeof(size), /*root=*/0));
   bytes.resize(size);
   RETURN_IF_ERROR(communicator->Broadcast(bytes.data(), size, /*root=*/0));
   v1::SaveRequest shared;
+  // Rank 0 made the bytes, so this is no mistake of the trainer.
   if (!shared.ParseFromString(bytes)) return absl::InternalError("rank 0's buffers are malformed");
   absl::StatusOr<std::vector<NamedTensorInfo>> infos = InfosOf(shared.buffers());
   *outcome = infos.status();

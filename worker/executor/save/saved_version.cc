@@ -23,6 +23,7 @@ std::byte* ReserveFresh(int64_t size_bytes) {
   const int64_t whole = (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
   auto* memory =
       static_cast<std::byte*>(aligned_alloc(kHugePageBytes, std::max(whole, kHugePageBytes)));
+  // A hint. Without huge pages the copy is only slower.
   if (memory != nullptr) (void)madvise(memory, whole, MADV_HUGEPAGE);  // Where there are any.
   return memory;
 }
@@ -55,12 +56,14 @@ absl::Status SavedVersion::Begin(int64_t version, std::vector<ConstValues> slice
   for (const ConstValues& slice : slices_) {
     offsets_bytes_.push_back(size_bytes_);
     const auto slice_bytes = static_cast<int64_t>(slice.size_bytes());
+    // In pieces, so that training waits for one at most, not for a whole slice.
     for (int64_t at = 0; at < slice_bytes; at += kPieceBytes) {
       pieces_.push_back({static_cast<const std::byte*>(slice.data()) + at, size_bytes_ + at,
                          std::min(kPieceBytes, slice_bytes - at)});
     }
     size_bytes_ += slice_bytes;
   }
+  // Now, so that a lack of memory refuses the save and does not fail it halfway.
   copy_.reset(ReserveFresh(size_bytes_));
   if (copy_ == nullptr) {
     return absl::ResourceExhaustedError(
@@ -69,6 +72,7 @@ absl::Status SavedVersion::Begin(int64_t version, std::vector<ConstValues> slice
   if (pieces_.empty()) return absl::OkStatus();
   absl::MutexLock lock(&mu_);
   begun_ = pieces_.size();
+  // Release: a thread that sees the version held sees the pieces.
   held_.store(version, std::memory_order_release);
   return absl::OkStatus();
 }
@@ -86,7 +90,9 @@ const char* SavedVersion::Take(size_t slice, int64_t at_bytes, int64_t size_byte
     const auto may_look = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return !lets_go_ || held_.load(std::memory_order_relaxed) == kNone;
     };
+    // Before LetGo the slice is read in place, after it from the copy.
     absl::MutexLock lock(&mu_, absl::Condition(&may_look));
+    // Slices are taken in order and whole, so one number says how far it is.
     TESSERA_CHECK(begin_bytes == front_bytes_);
     if (held_.load(std::memory_order_relaxed) == kNone) {
       front_bytes_ += size_bytes;
@@ -96,10 +102,12 @@ const char* SavedVersion::Take(size_t slice, int64_t at_bytes, int64_t size_byte
     is_taking_ = true;
   }
   (void)FaultPoint("save.taking");
+  // Without the lock: it is the long part.
   CopyAhead(room, static_cast<const char*>(slices_[slice].data()) + at_bytes, size_bytes);
   absl::MutexLock lock(&mu_);
   is_taking_ = false;
   front_bytes_ += size_bytes;
+  // Release: pairs with MayOverwrite. All reads of the version come before it is overwritten.
   if (front_bytes_ == size_bytes_ && copying_ == 0) held_.store(kNone, std::memory_order_release);
   return room;
 }
@@ -108,6 +116,7 @@ void SavedVersion::EndTaking() {
   const auto is_quiet = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return copying_ == 0; };
   absl::MutexLock lock(&mu_);
   front_bytes_ = size_bytes_;
+  // Copiers may still read the state.
   mu_.Await(absl::Condition(&is_quiet));
   held_.store(kNone, std::memory_order_release);
 }
@@ -125,11 +134,13 @@ bool SavedVersion::CopyOne() {
     // From the end, while the writer takes from the front, so that both meet in the middle.
     if (begun_ == 0) return false;
     piece = &pieces_[begun_ - 1];
+    // All that is left was taken in place.
     if (piece->offset_bytes + piece->size_bytes <= front_bytes_) return false;
     --begun_;
     ++copying_;
   }
   (void)FaultPoint("save.copy");
+  // Without the lock. The piece is this thread's alone.
   memcpy(copy_.get() + piece->offset_bytes, piece->from, piece->size_bytes);
   copied_bytes_.fetch_add(piece->size_bytes);
   absl::MutexLock lock(&mu_);
@@ -143,6 +154,7 @@ void SavedVersion::LetGo() {
     return held_.load(std::memory_order_relaxed) == kNone || (copying_ == 0 && !is_taking_);
   };
   absl::MutexLock lock(&mu_);
+  // From here on no slice is begun in place, so this wait ends with the pieces under way.
   lets_go_ = true;
   mu_.Await(absl::Condition(&is_quiet));
   held_.store(kNone, std::memory_order_release);
@@ -161,6 +173,7 @@ void SavedVersion::CopyBehind() {
     absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(&is_over));
   }
+  // In turn with training's thread, if that waits.
   while (CopyOne()) {
   }
   LetGo();
@@ -169,6 +182,7 @@ void SavedVersion::CopyBehind() {
 void SavedVersion::AwaitCopied(int64_t step) {
   if (MayOverwrite(step)) return;
   StartCopying();
+  // Training helps: waiting for the copier alone would take longer.
   while (CopyOne()) {
   }
   LetGo();

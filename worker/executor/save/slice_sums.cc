@@ -14,6 +14,7 @@ absl::StatusOr<std::vector<SliceSums>> GatherSums(const SliceSums& own,
   const uint64_t count = own.size();
   std::vector<uint64_t> counts(communicator->size());
   RETURN_IF_ERROR(communicator->AllGather(&count, counts.data(), sizeof(count)));
+  // Ranks have different numbers of slices. The all-gather takes equal sizes, so they are padded.
   const uint64_t most = *std::max_element(counts.begin(), counts.end());
   SliceSums padded = own;
   padded.resize(most);
@@ -30,6 +31,7 @@ absl::StatusOr<std::vector<SliceSums>> GatherSums(const SliceSums& own,
 }
 
 absl::StatusOr<uint32_t> CombineSums(std::vector<SummedSlice> slices, int64_t size_bytes) {
+  // Replicas sort next to each other.
   std::sort(slices.begin(), slices.end(), [](const SummedSlice& a, const SummedSlice& b) {
     return std::tie(a.begin_bytes, a.size_bytes) < std::tie(b.begin_bytes, b.size_bytes);
   });
@@ -39,11 +41,13 @@ absl::StatusOr<uint32_t> CombineSums(std::vector<SummedSlice> slices, int64_t si
     const SummedSlice& slice = slices[i];
     if (i > 0 && slice.begin_bytes == slices[i - 1].begin_bytes &&
         slice.size_bytes == slices[i - 1].size_bytes) {
+      // Each replica wrote its own: equal shards must be equal to the bit.
       if (slice.crc32 != slices[i - 1].crc32) return absl::DataLossError("replicas differ");
       continue;
     }
     if (slice.begin_bytes != at)
       return absl::InternalError(absl::StrCat("bytes from ", at, " on are in no slice, or in two"));
+    // Sums of adjacent pieces combine to that of the whole, without its bytes.
     crc32 = CombineCrc32(crc32, slice.crc32, slice.size_bytes);
     at += slice.size_bytes;
   }
