@@ -176,7 +176,7 @@ TEST_F(LivePutIdleTest, StoredNamesAreRenamedAsLoadsDoAndTwoOfOneNameAreRefused)
   WritePutFile(path, {{"old.a", {5}}, {"old.b", {7, 3}, DType::kFp64}, {"other", {9}}});
   ExpectRefusal({"--from", path}, "NOT_FOUND", "the job has no tensor 'old.a'");
   ExpectRefusal({"--from", path, "--rename", "old.=", "--rename", "other=x"}, "NOT_FOUND",
-                "the job has no tensor 'x', which 'other' is to be");
+                "the job has no tensor 'x', to which 'other' is renamed");
   ExpectRefusal({"--from", path, "--rename", "old.=", "--rename", "other=a"}, "INVALID_ARGUMENT",
                 "tensors 'old.a' and 'other' are both 'a' in the job");
   ExpectRefusal({"--from", path, "--rename", "old."}, "INVALID_ARGUMENT", "is not OLD=NEW");

@@ -157,10 +157,10 @@ TEST_F(PutStageTest, WhatTheJobDoesNotHaveIsRefused) {
   request_.set_put(0);
   EXPECT_THAT(refusal(), HasSubstr("without a number"));
   AddSlot(2, v1::LIVE_STATE_ARRAY_PARAMETER, v1::DTYPE_FP32);
-  EXPECT_THAT(refusal(), HasSubstr("parameter 2 of 2"));
+  EXPECT_THAT(refusal(), HasSubstr("parameter 2 does not exist"));
   for (const int buffer : {-1, 2}) {
     AddSlot(buffer, v1::LIVE_STATE_ARRAY_BUFFER, v1::DTYPE_UNSPECIFIED);
-    EXPECT_THAT(refusal(), HasSubstr(absl::StrCat("buffer ", buffer, " of 2")));
+    EXPECT_THAT(refusal(), HasSubstr(absl::StrCat("buffer ", buffer, " does not exist")));
   }
   AddSlot(1, v1::LIVE_STATE_ARRAY_FIRST_MOMENT, v1::DTYPE_FP32);
   EXPECT_THAT(refusal(), HasSubstr("is frozen"));

@@ -286,7 +286,7 @@ TEST_F(PutBufferTest, WhatDoesNotFitIsRefusedByName) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("count of updates")));
   EXPECT_THAT(
       PutTable([](v1::PutBegin* begin) { *begin->add_tensors() = begin->tensors(0); }).get(),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'table' is there twice")));
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'table' occurs twice")));
 }
 
 TEST_F(PutServiceTest, OneWorkerThatHasItIsEnoughToKnowThatAllWill) {
