@@ -49,7 +49,7 @@ class Dice {
   Dice(uint64_t seed, int per_mille) : random_(seed), per_mille_(per_mille) {}
 
   // A call of one message each way is not cut; a stream is neither repeated nor is its reply lost,
-  // and the one that lasts is always cut.
+  // and the one that lasts is cut, unless its request is lost.
   Fate Next(bool is_unary, bool lasts) {
     std::lock_guard<std::mutex> lock(mu_);
     const int fate = static_cast<int>(random_() % 1000) / std::max(per_mille_, 1) + 1;
@@ -57,7 +57,7 @@ class Dice {
     Fate chosen = has_one ? static_cast<Fate>(fate) : Fate::kNone;
     if (is_unary && chosen == Fate::kCut) chosen = Fate::kNone;
     if (!is_unary && (chosen == Fate::kRepeat || chosen == Fate::kLoseReply)) chosen = Fate::kNone;
-    if (lasts && chosen == Fate::kNone && per_mille_ > 0) chosen = Fate::kCut;
+    if (lasts && chosen != Fate::kLoseRequest && per_mille_ > 0) chosen = Fate::kCut;
     ++counts_[static_cast<int>(chosen)];
     return chosen;
   }
