@@ -354,7 +354,7 @@ void UnitWindows::BeginStep() {
   driver_.ForgetGroups();
   {
     absl::MutexLock nodes_lock(&nodes_mu_);
-    // A step ends all graphs, so nodes of before have no owner any more.
+    // A step ends all graphs, so nodes of earlier graphs have no owner any more.
     owners_.Forget();
   }
   // Autograd then refuses graphs that were made before the step: they would read the new values.

@@ -129,7 +129,7 @@ class CallLimits::TurnRequest {
  private:
   friend class CallLimits;
 
-  // To the one who has waited longest, if somebody does and may have it now.
+  // To the client that has waited longest, if one waits and may have it now.
   static void Give(const std::shared_ptr<TurnsOfClient>& turns, absl::Time now);
 
   const std::shared_ptr<TurnsOfClient> turns_;

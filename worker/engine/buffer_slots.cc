@@ -119,7 +119,7 @@ void BufferSlots::Restore(int64_t step) {
     const uint64_t has = from.sequence(buffer).load(std::memory_order_relaxed);
     if (!IsWhole(has)) continue;
     std::atomic<uint64_t>& staged = staging_.sequence(buffer);
-    // The trainer of before left the same bytes. Only their owner changes.
+    // The previous trainer left the same bytes. Only their owner changes.
     if (AreEqual(staged.load(std::memory_order_relaxed), has)) {
       staged.store(has | kGivenWord, std::memory_order_release);
     } else {

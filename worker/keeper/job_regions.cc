@@ -167,7 +167,7 @@ absl::StatusOr<JobRegions::RankRegions> JobRegions::MakeRank(int rank, const Job
   page->device_uuid = device.uuid;
   ASSIGN_OR_RETURN(SharedRegion flight, source->Take(part, "flight", sizeof(FlightRing)));
   if (source->makes()) {
-    // Formatted once: records of before a restart stay readable.
+    // Formatted once: records from before a restart stay readable.
     ASSIGN_OR_RETURN(const Mapping ring, Mapping::CreateWhole(flight.fd(), Access::kReadWrite));
     FormatFlightRing(reinterpret_cast<FlightRing*>(ring.data()));
   }
