@@ -68,7 +68,7 @@ absl::Status Gate::Refuse(const std::string& who, const Call& call, const absl::
   if (!line.has_value()) return why;
   std::string more;
   if (line->left_out > 0) more = absl::StrCat(" (", line->left_out, " before it were not logged)");
-  if (line->is_last) more += " (what more is refused to him within a minute is only counted)";
+  if (line->is_last) more += " (further refusals of this client within a minute are only counted)";
   TESSERA_LOG(WARNING, "audit: {} at {}: {}{}", who, WhatOf(call), why.ToString(), more);
   return why;
 }

@@ -74,7 +74,7 @@ TEST_F(HostileClientsTest, TrainingGoesOnBesideThemAndTheCoordinatorStaysSmall) 
 
   EXPECT_THAT(coordinator_->hostile().Answers(Hostility::kWatches),
               Contains(HasSubstr("'certificate:other-client' has  calls that wait")));
-  EXPECT_THAT(coordinator_->Log(), HasSubstr("what more is refused to him"));
+  EXPECT_THAT(coordinator_->Log(), HasSubstr("further refusals of this client"));
 }
 
 TEST_F(HostileClientsTest, ThoseThatReadNothingHoldNoThreads) {
