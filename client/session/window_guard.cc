@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -19,15 +20,41 @@ namespace {
 // The handler walks this without a lock, so entries are atomics and never move.
 // More guards than this describe nothing. The fault stays a fault.
 constexpr int kMaxGuards = 256;
-std::atomic<const WindowGuard*> guards[kMaxGuards];
+std::atomic<WindowGuard*> guards[kMaxGuards];
 struct sigaction previous_action;
+
+std::atomic<int (*)(int)> interrupt_read{nullptr};
+std::atomic<int> interrupt_argument{0};
+// What the last interrupted read was. Several threads may fault at once: the first one is told.
+constexpr size_t kLineBytes = 512;
+char outside_read[kLineBytes];
+std::atomic<bool> outside_read_is_set{false}, outside_read_is_taken{false};
+
+bool IsWrite(const void* context) {
+#if defined(__x86_64__)
+  // Bit 1 of the page fault's error code.
+  return (static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+#else
+  (void)context;
+  return true;  // Not known: nothing is let through.
+#endif
+}
 
 void OnFault(int signal, siginfo_t* info, void* context) {
   // On the stack: a handler must not allocate.
-  char line[512];
+  char line[kLineBytes];
   for (const auto& entry : guards) {
-    const WindowGuard* guard = entry.load(std::memory_order_acquire);
+    WindowGuard* guard = entry.load(std::memory_order_acquire);
     if (guard == nullptr || !guard->Describe(info->si_addr, line, sizeof(line))) continue;
+    int (*const interrupt)(int) = interrupt_read.load(std::memory_order_acquire);
+    if (interrupt != nullptr && !IsWrite(context) && guard->LetRead(info->si_addr)) {
+      if (!outside_read_is_taken.exchange(true)) {
+        memcpy(outside_read, line, sizeof(line));
+        outside_read_is_set.store(true, std::memory_order_release);
+      }
+      interrupt(interrupt_argument.load(std::memory_order_relaxed));
+      return;
+    }
     // write is safe in a handler. What it returns does not matter any more.
     (void)!write(STDERR_FILENO, line, strlen(line));
     break;
@@ -36,25 +63,33 @@ void OnFault(int signal, siginfo_t* info, void* context) {
   sigaction(signal, &previous_action, nullptr);
 }
 
+void Install() {
+  struct sigaction action = {}, before = {};
+  action.sa_sigaction = OnFault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGSEGV, &action, &before);
+  // Not this one itself, where nobody has replaced it.
+  if ((before.sa_flags & SA_SIGINFO) == 0 || before.sa_sigaction != OnFault)
+    previous_action = before;
+}
+
 void InstallOnce() {
   static std::once_flag once;
-  std::call_once(once, [] {
-    struct sigaction action = {};
-    action.sa_sigaction = OnFault;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGSEGV, &action, &previous_action);
-  });
+  std::call_once(once, Install);
 }
 
 }  // namespace
 
 WindowGuard::WindowGuard(const ModelLayout* layout, std::vector<UnitPages> units)
     // Open at first, since the mapping is. The constructor closes all of them.
-    : layout_(layout), units_(std::move(units)), open_(units_.size(), 1) {
+    : layout_(layout),
+      units_(std::move(units)),
+      open_(units_.size(), 1),
+      let_read_(units_.size(), 0) {
   InstallOnce();
   for (auto& entry : guards) {
-    const WindowGuard* none = nullptr;
+    WindowGuard* none = nullptr;
     // Released by the exchange: a handler that sees the pointer sees the object.
     if (entry.compare_exchange_strong(none, this)) break;
   }
@@ -63,7 +98,7 @@ WindowGuard::WindowGuard(const ModelLayout* layout, std::vector<UnitPages> units
 
 WindowGuard::~WindowGuard() {
   for (auto& entry : guards) {
-    const WindowGuard* self = this;
+    WindowGuard* self = this;
     entry.compare_exchange_strong(self, nullptr);
   }
 }
@@ -71,6 +106,7 @@ WindowGuard::~WindowGuard() {
 absl::Status WindowGuard::Open(int unit) {
   if (open_[unit]) return absl::OkStatus();
   RETURN_IF_ERROR(Protect(unit, PROT_READ));
+  let_read_[unit] = 0;
   open_[unit] = 1;
   return absl::OkStatus();
 }
@@ -86,6 +122,44 @@ absl::Status WindowGuard::Protect(int unit, int protection) {
   if (mprotect(units_[unit].begin, units_[unit].size_bytes, protection) == 0)
     return absl::OkStatus();
   return ErrnoStatus(errno, "protect the parameters of a unit");
+}
+
+void WindowGuard::OnOutsideRead(int (*interrupt)(int), int argument) {
+  interrupt_argument.store(argument, std::memory_order_relaxed);
+  interrupt_read.store(interrupt, std::memory_order_release);
+}
+
+std::string WindowGuard::TakeOutsideRead() {
+  for (auto& entry : guards) {
+    if (WindowGuard* guard = entry.load(std::memory_order_acquire)) guard->CloseLetRead();
+  }
+  if (!outside_read_is_set.exchange(false, std::memory_order_acquire)) return "";
+  std::string line = outside_read;
+  outside_read_is_taken.store(false);
+  if (!line.empty() && line.back() == '\n') line.pop_back();
+  return line;
+}
+
+void WindowGuard::InstallHandler() { Install(); }
+
+// Called in a signal handler. mprotect is a system call alone.
+bool WindowGuard::LetRead(const void* address) {
+  const std::byte* at = static_cast<const std::byte*>(address);
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (at < units_[u].begin || at >= units_[u].begin + units_[u].size_bytes) continue;
+    if (open_[u] || !Protect(static_cast<int>(u), PROT_READ).ok()) return false;
+    let_read_[u] = 1;
+    return true;
+  }
+  return false;
+}
+
+void WindowGuard::CloseLetRead() {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!let_read_[u]) continue;
+    let_read_[u] = 0;
+    if (!open_[u]) (void)Protect(static_cast<int>(u), PROT_NONE);
+  }
 }
 
 // Called in a signal handler: no locks, no allocation.

@@ -1,0 +1,213 @@
+// The driver of windows, prefetch and reduction, for hooks of another language.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status_macros.h"
+#include "client/c/handles.h"
+#include "client/c/tessera.h"
+#include "client/units/session_units.h"
+#include "client/units/unit_driver.h"
+
+struct tessera_forward {
+  std::shared_ptr<tessera::UnitForward> forward;
+};
+
+namespace tessera::c_api {
+namespace {
+
+// Parameters are read in the compute dtype only, at addresses that do not change, and gradients are
+// the session's as soon as they are told: nothing is left to do where a unit opens or closes.
+class Host : public SessionUnits {
+ public:
+  explicit Host(Session* session) : SessionUnits(session) {}
+
+ private:
+  Precision WantedPrecision(int) const override { return Precision::kCompute; }
+  void UseParameters(int, Precision) override {}
+  void FollowUses(int) override {}
+  absl::Status HandOverGradients(int) override { return absl::OkStatus(); }
+};
+
+}  // namespace
+}  // namespace tessera::c_api
+
+struct tessera_units {
+  tessera_units(tessera::Session* on, tessera::UnitDriver::Options options)
+      : session(on),
+        host(on),
+        driver(options, tessera::WindowRules(on->layout().units, options.root),
+               tessera::PrefetchPlan(on->config().backward_prefetch, on->config().forward_prefetch,
+                                     on->num_units()),
+               &host) {}
+
+  tessera::Session* const session;
+  tessera::c_api::Host host;
+  // Backwards may run on threads of the framework's.
+  absl::Mutex mu;
+  tessera::UnitDriver driver ABSL_GUARDED_BY(mu);
+  std::vector<double> widened ABSL_GUARDED_BY(mu);
+};
+
+using namespace tessera;         // NOLINT
+using namespace tessera::c_api;  // NOLINT
+
+namespace {
+
+absl::Status CheckInBackward(const UnitDriver& driver) {
+  if (driver.in_backward()) return absl::OkStatus();
+  return absl::FailedPreconditionError("no backward is under way");
+}
+
+std::vector<int> Listed(const int* units, size_t count, int num_units) {
+  std::vector<int> listed;
+  for (size_t i = 0; units != nullptr && i < count; ++i) {
+    if (units[i] >= 0 && units[i] < num_units) listed.push_back(units[i]);
+  }
+  return listed;
+}
+
+}  // namespace
+
+int tessera_units_new(tessera_session* session, const int* num_modules, int root,
+                      tessera_units** out) {
+  const absl::Status status = [&]() -> absl::Status {
+    RETURN_IF_ERROR(CheckNotNull(num_modules, "num_modules"));
+    RETURN_IF_ERROR(CheckNotNull(out, "out"));
+    if (root != UnitDriver::kNoUnit) RETURN_IF_ERROR(CheckUnit(*session->session, root));
+    UnitDriver::Options options;
+    options.root = root;
+    for (int unit = 0; unit < session->session->num_units(); ++unit) {
+      if (num_modules[unit] < 1)
+        return absl::InvalidArgumentError(absl::StrCat("unit ", unit, " has no module"));
+      options.num_modules.push_back(num_modules[unit]);
+    }
+    *out = new tessera_units(session->session.get(), std::move(options));
+    return absl::OkStatus();
+  }();
+  return CodeOf(status);
+}
+
+void tessera_units_delete(tessera_units* units) { delete units; }
+
+int tessera_units_begin_forward(tessera_units* units, int unit, tessera_forward** out) {
+  const absl::Status status = [&]() -> absl::Status {
+    RETURN_IF_ERROR(CheckNotNull(out, "out"));
+    if (unit != UnitDriver::kNoUnit) RETURN_IF_ERROR(CheckUnit(*units->session, unit));
+    absl::MutexLock lock(&units->mu);
+    ASSIGN_OR_RETURN(std::shared_ptr<UnitForward> forward,
+                     units->driver.BeginForward(unit, Precision::kCompute));
+    *out = new tessera_forward{std::move(forward)};
+    return absl::OkStatus();
+  }();
+  return CodeOf(status);
+}
+
+int tessera_units_end_forward(tessera_units* units, tessera_forward* forward, int module,
+                              int* model_ended) {
+  absl::MutexLock lock(&units->mu);
+  const absl::StatusOr<bool> ended = units->driver.EndForward(forward->forward.get(), module);
+  if (ended.ok() && model_ended != nullptr) *model_ended = *ended ? 1 : 0;
+  return CodeOf(ended.status());
+}
+
+void tessera_units_abandon_forward(tessera_units* units, tessera_forward* forward) {
+  absl::MutexLock lock(&units->mu);
+  units->driver.AbandonForward(*forward->forward);
+}
+
+void tessera_forward_delete(tessera_forward* forward) { delete forward; }
+
+int tessera_units_in_backward(tessera_units* units) {
+  absl::MutexLock lock(&units->mu);
+  return units->driver.in_backward() ? 1 : 0;
+}
+
+int tessera_units_begin_backward(tessera_units* units, const tessera_unit_work* work,
+                                 size_t num_work) {
+  const absl::Status status = [&]() -> absl::Status {
+    if (num_work > 0) RETURN_IF_ERROR(CheckNotNull(work, "work"));
+    UnitDriver::BackwardWork announced;
+    for (size_t i = 0; i < num_work; ++i) {
+      RETURN_IF_ERROR(CheckUnit(*units->session, work[i].unit));
+      announced[work[i].unit] = {work[i].nodes, work[i].gradients};
+    }
+    absl::MutexLock lock(&units->mu);
+    units->driver.BeginBackward(std::move(announced));
+    return absl::OkStatus();
+  }();
+  return CodeOf(status);
+}
+
+int tessera_units_begin_node(tessera_units* units, tessera_forward* forward) {
+  absl::MutexLock lock(&units->mu);
+  const absl::Status under_way = CheckInBackward(units->driver);
+  return CodeOf(under_way.ok() ? units->driver.BeginNode(*forward->forward) : under_way);
+}
+
+int tessera_units_end_node(tessera_units* units, tessera_forward* forward) {
+  absl::MutexLock lock(&units->mu);
+  const absl::Status under_way = CheckInBackward(units->driver);
+  return CodeOf(under_way.ok() ? units->driver.EndNode(*forward->forward) : under_way);
+}
+
+int tessera_units_gradient(tessera_units* units, int unit, const tessera_gradient* gradient) {
+  const absl::Status status = [&]() -> absl::Status {
+    RETURN_IF_ERROR(CheckUnit(*units->session, unit));
+    absl::MutexLock lock(&units->mu);
+    RETURN_IF_ERROR(CheckInBackward(units->driver));
+    if (gradient != nullptr) {
+      ASSIGN_OR_RETURN(const ConstValues values,
+                       ReadGradient(*units->session, unit, *gradient, &units->widened));
+      // Reduces the unit that has this one's slot, if another does.
+      RETURN_IF_ERROR(units->driver.MakeRoom(unit));
+      RETURN_IF_ERROR(units->session->AddGradient(unit, gradient->parameter, values));
+    }
+    return units->driver.OnGradient(unit);
+  }();
+  return CodeOf(status);
+}
+
+int tessera_units_end_backward(tessera_units* units, int failed) {
+  absl::MutexLock lock(&units->mu);
+  const absl::Status under_way = CheckInBackward(units->driver);
+  return CodeOf(under_way.ok() ? units->driver.EndBackward(failed != 0) : under_way);
+}
+
+void tessera_units_begin_step(tessera_units* units) {
+  absl::MutexLock lock(&units->mu);
+  units->driver.ForgetGroups();
+}
+
+void tessera_units_set_reshard_after_forward(tessera_units* units, int unit, int reshard) {
+  if (CodeOf(CheckUnit(*units->session, unit)) != TESSERA_OK) return;
+  absl::MutexLock lock(&units->mu);
+  units->driver.rules().SetReshardAfterForward(unit, reshard != 0);
+}
+
+int tessera_units_set_sync(tessera_units* units, int unit, int sync) {
+  if (CodeOf(CheckUnit(*units->session, unit)) != TESSERA_OK) return 1;
+  absl::MutexLock lock(&units->mu);
+  const bool before = units->driver.rules().Syncs(unit);
+  units->driver.rules().SetSync(unit, sync != 0);
+  return before ? 1 : 0;
+}
+
+void tessera_units_set_forward_prefetch(tessera_units* units, int unit, const int* ahead,
+                                        size_t num_ahead) {
+  if (CodeOf(CheckUnit(*units->session, unit)) != TESSERA_OK) return;
+  absl::MutexLock lock(&units->mu);
+  units->driver.prefetch().SetForward(unit,
+                                      Listed(ahead, num_ahead, units->session->num_units()));
+}
+
+void tessera_units_set_backward_prefetch(tessera_units* units, int unit, const int* ahead,
+                                         size_t num_ahead) {
+  if (CodeOf(CheckUnit(*units->session, unit)) != TESSERA_OK) return;
+  absl::MutexLock lock(&units->mu);
+  units->driver.prefetch().SetBackward(unit,
+                                       Listed(ahead, num_ahead, units->session->num_units()));
+}

@@ -1,0 +1,56 @@
+"""Fully sharded data parallelism for PyTorch, as a service that survives the death of any process.
+
+    import torch, tessera
+
+    tessera.init()
+    model = tessera.shard(model, units=[Block])
+    opt = tessera.AdamW(model, lr=3e-4, max_grad_norm=1.0)
+    for batch in loader:
+        def closure():
+            loss = model(**batch).loss
+            loss.backward()
+            return loss
+        loss = opt.step(closure)         # repeated if a rank died
+
+Parameters are readable while their unit runs; elsewhere a read raises OutsideWindowError. Whole
+values: model.state_dict(), model.tessera.summon_full_params(). Files: tessera.save, tessera.load.
+
+Run it with `python train.py` (one rank), `torchrun --nproc-per-node 4 train.py`, or
+`tessera run -n 4 train.py`, which also starts a rank again that was killed.
+"""
+
+from __future__ import annotations
+
+import ctypes as _ctypes
+import signal as _signal
+import threading as _threading
+
+from ._cluster import Context, init
+from ._library import lib as _lib
+from ._plan import Precision
+from ._sharded import Sharded, shard, take_outside_window as _take_outside_window
+from .checkpoint import await_save, load, load_model, register_state, save, save_model
+from .errors import OutsideWindowError, StepUndone, TesseraError
+from .optim import SGD, Adam, AdamW, LocalOptimizer, repeatable
+
+__version__ = _lib.version().decode()
+__all__ = ["Adam", "AdamW", "Context", "LocalOptimizer", "OutsideWindowError", "Precision", "SGD",
+           "Sharded", "StepUndone", "TesseraError", "await_save", "init", "load", "load_model",
+           "register_state", "repeatable", "save", "save_model", "shard"]
+
+
+def _on_outside_window(signum, frame):
+    message = _take_outside_window()
+    if message:
+        raise OutsideWindowError(message.removeprefix("tessera: "), "FAILED_PRECONDITION")
+    if callable(_before_ours):
+        _before_ours(signum, frame)
+
+
+# SIGRTMIN + 7: nobody else's by convention. Python raises for it once the reading call returns.
+_SIGNAL = _signal.SIGRTMIN + 7
+_before_ours = None
+if _threading.current_thread() is _threading.main_thread():
+    _before_ours = _signal.signal(_SIGNAL, _on_outside_window)
+    _lib.on_outside_window(
+        _ctypes.cast(_ctypes.pythonapi.PyErr_SetInterruptEx, _ctypes.c_void_p), int(_SIGNAL))

@@ -1,0 +1,450 @@
+"""`model.tessera`: what shard() makes of a module, and its attachment to a job."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes as C
+import json
+import weakref
+
+import torch
+
+from . import _buffers, _cluster, _plan, _random, _tensors, _torch_private as private
+from ._library import (FILL, BODY, READ, Callbacks, HyperParameters, OpenOptions, StepOptions,
+                       StepResult, lib)
+from ._windows import Windows
+from .errors import OutsideWindowError, StepUndone, TesseraError
+
+_attached: "weakref.WeakSet[Sharded]" = weakref.WeakSet()
+
+
+@atexit.register
+def _detach_all() -> None:
+    for sharded in list(_attached):
+        sharded.detach()
+
+
+class Sharded:
+    """A module's parameters as a job's: shards live in the workers, windows open by hooks.
+
+    The job is attached by the first of: an optimizer of this package, a forward, attach().
+    One thread trains.
+    """
+
+    def __init__(self, root, units, config, precision, job, meta_init):
+        self.root, self.units, self.precision = root, units, precision
+        self._config, self._job, self._meta_init = dict(config), job, meta_init
+        self._buffers = _plan.persistent_buffers(root)
+        self.session = None
+        self.windows: Windows | None = None
+        self.optimizer = None
+        self.states: dict[str, object] = {}
+        self._undone = False
+        self._keeper = None
+        self._summoned = False
+        self._context = None
+        self._pre_hook = root.register_forward_pre_hook(self._attach_first, prepend=True)
+        self._state_hooks = [
+            root.register_state_dict_post_hook(self._fill_state_dict),
+        ]
+        self._load_state_dict = root.load_state_dict
+        root.load_state_dict = self.load_state_dict
+        root.zero_grad = self.zero_grad
+        for unit in units:
+            if unit.module is not root:
+                unit.module.zero_grad = self._zero_grad_of(unit)
+
+    # --- Attaching ---
+
+    @property
+    def attached(self) -> bool:
+        return self.session is not None
+
+    def _attach_first(self, module, args) -> None:
+        del module, args
+        self.attach()
+
+    def attach(self, groups=None, kind="OPTIMIZER_KIND_ADAMW", max_grad_norm=0.0) -> None:
+        """Opens the job, gives it its first values if it has none. Does nothing if attached."""
+        if self.attached:
+            return
+        self._context = _cluster.context()
+        config = dict(self._config)
+        config["world_size"] = self._context.world_size
+        config.setdefault("optimizer", {"kind": kind, "groups": groups or [{}]})
+        config.setdefault("max_gradient_norm", max_grad_norm)
+        options = OpenOptions(
+            rank=self._context.rank, wait_if_attached=1, job_id=self._job_id().encode(),
+            model_json=_plan.model_json(self.units, self._buffers).encode(),
+            config_json=json.dumps(config).encode(), **self._context.addresses())
+        session = C.c_void_p()
+        lib.open(C.byref(options), C.byref(session))
+        self.session = session
+        self._pre_hook.remove()
+        try:
+            self._keeper = _buffers.Keeper(session, self._buffers)
+            lib.install_fault_handler()
+            if not lib.initialized(session):
+                self._initialize()
+            else:
+                self._keeper.resume()
+            self._use_memory()
+            self.windows = Windows(
+                session, self.units, self.root,
+                self.precision.param if self.precision.cast_forward_inputs and
+                self.precision.param is not torch.float32 else None)
+            self.windows.before_model_forward = self._before_model_forward
+        except BaseException:
+            self.session = None
+            lib.close(session)
+            raise
+        _attached.add(self)
+
+    def _job_id(self) -> str:
+        return self._job or self._context.job
+
+    def detach(self) -> None:
+        """Leaves the job. Parameters are empty afterwards."""
+        if not self.attached:
+            return
+        session, self.session = self.session, None
+        self.windows.close()
+        with torch.no_grad():
+            for unit in self.units:
+                for parameter in unit.parameters:
+                    parameter.data = torch.empty(0, dtype=parameter.dtype)
+                    parameter.grad = None
+        lib.close(session)
+        self._context.leave()
+
+    def _initialize(self) -> None:
+        callbacks, materialised = Callbacks(), set()
+
+        def fill(_, unit, parameter, values, elements):
+            del elements
+            of = self.units[unit]
+            source = of.parameters[parameter]
+            if source.is_meta:
+                if unit not in materialised:
+                    self._materialise(of)
+                    materialised.add(unit)
+                source = of.parameters[parameter]
+            target = _tensors.at(values, source.shape, self._full_dtype(unit))
+            target.copy_(source.detach())
+
+        with torch.no_grad():
+            callbacks.run(lambda: lib.initialize(self.session, FILL(callbacks.wrap(fill)), None))
+
+    def _materialise(self, unit) -> None:
+        """Gives a unit's parameters on the meta device values, by each module's own method."""
+        mine = {id(p) for p in unit.parameters}
+        for name, module in unit.module.named_modules():
+            own = [p for p in module._parameters.values() if p is not None and id(p) in mine]
+            if not any(p.is_meta for p in own):
+                continue
+            for parameter in own:
+                if parameter.is_meta:
+                    parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype,
+                                                 device="cpu")
+            if self._meta_init is not None:
+                self._meta_init(module)
+            elif hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+            else:
+                raise TesseraError(
+                    f"module '{name}' ({type(module).__name__}) of unit '{unit.name}' is on the "
+                    "meta device and has no reset_parameters(): give shard() meta_init=, a "
+                    "function of a module that sets its parameters", "INVALID_ARGUMENT")
+
+    def _full_dtype(self, unit: int) -> torch.dtype:
+        return _tensors.DTYPES[lib.full_dtype(self.session, unit)]
+
+    def _use_memory(self) -> None:
+        for unit in self.units:
+            dtype = _tensors.DTYPES[lib.compute_dtype(self.session, unit.index)]
+            for index, parameter in enumerate(unit.parameters):
+                address = lib.parameter(self.session, unit.index, index)
+                parameter.data = _tensors.at(address, parameter.shape, dtype)
+                parameter.grad = None
+
+    # --- Steps ---
+
+    @property
+    def next_step(self) -> int:
+        """The step to continue with: 1 + the last one that was taken."""
+        self._require_attached()
+        return lib.next_step(self.session)
+
+    @property
+    def rank(self) -> int:
+        self._require_attached()
+        return lib.rank(self.session)
+
+    @property
+    def world_size(self) -> int:
+        self._require_attached()
+        return lib.world_size(self.session)
+
+    def _require_attached(self) -> None:
+        if not self.attached:
+            raise TesseraError("the model is not attached to a job: make an optimizer, or call "
+                               "model.tessera.attach()", "FAILED_PRECONDITION")
+
+    def _before_model_forward(self) -> None:
+        if self._summoned:
+            raise TesseraError("forward inside of summon_full_params()", "FAILED_PRECONDITION")
+        if self._undone:
+            self.recover()
+
+    def recover(self) -> None:
+        """Waits for the next epoch after StepUndone. A forward does it by itself."""
+        self._require_attached()
+        self._undone = False
+        self._drop_local()
+        lib.recover(self.session)
+
+    def _drop_local(self) -> None:
+        self.windows.begin_step()
+        self.windows.forget_gradients()
+
+    @staticmethod
+    def step_options(groups, scale=1.0, divisor=1.0, weight=None, skip_non_finite=False):
+        numbers = (HyperParameters * len(groups))(*[HyperParameters(*g) for g in groups])
+        return StepOptions(
+            learning_rate_scale=scale, gradient_divisor=divisor, groups=numbers,
+            num_groups=len(groups), weight=0.0 if weight is None else weight,
+            has_weight=weight is not None, skip_non_finite=skip_non_finite)
+
+    def take_step(self, options) -> StepResult:
+        """The step alone. Errors: StepUndone; FAILED_PRECONDITION  NaN or Inf in a gradient."""
+        self._require_attached()
+        self.windows.check_given()
+        self.windows.begin_step()
+        result = StepResult()
+        try:
+            lib.step(self.session, C.byref(options), C.byref(result))
+        except StepUndone:
+            self._undone = True
+            raise
+        finally:
+            self.windows.forget_gradients()
+        return result
+
+    def run_step(self, body):
+        """Runs body() (forward, backward, step), again while the death of a process undoes it.
+
+        Random state of torch, CUDA, numpy and `random` is put back before each repetition.
+        Returns what body() returned last; None if the step was decided without this process.
+        """
+        self._require_attached()
+        if self._undone:
+            self.recover()
+        callbacks, random_state, results = Callbacks(), _random.capture(), []
+        tries = 0
+
+        def once(_):
+            nonlocal tries
+            if tries:
+                _random.restore(random_state)
+                callbacks.error = None
+            tries += 1
+            self._drop_local()
+            results.append(body())
+
+        try:
+            with torch.enable_grad():
+                callbacks.run(lambda: lib.run_step(self.session, BODY(callbacks.wrap(once)), None,
+                                                   None))
+        finally:
+            self._drop_local()
+        return results[-1] if results else None
+
+    # --- Gradients ---
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops what the job has of gradients since the last step."""
+        del set_to_none
+        if not self.attached or self._undone:
+            return
+        self.windows.begin_step()
+        if lib.within_step(self.session):
+            lib.drop_gradients(self.session)
+        self.windows.forget_gradients()
+
+    def _zero_grad_of(self, unit):
+        def zero_grad(set_to_none: bool = True) -> None:
+            del set_to_none
+            if self.attached and not self._undone and self.windows.given[unit.index]:
+                lib.drop_unit_gradients(self.session, unit.index)
+                self.windows.forget_gradients([unit])
+        return zero_grad
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The step's gradients so far, reduced over the ranks, whole. Collective."""
+        self._require_attached()
+        found = {}
+        for unit in self.units:
+            self._read(lib.read_gradients, (unit.index,), unit, found)
+        return found
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Backwards in here only add gradients up; they are reduced by a later one, or the step."""
+        self._require_attached()
+        before = [lib.units_set_sync(self.windows.driver, u.index, 0) for u in self.units]
+        try:
+            yield
+        finally:
+            for unit, sync in zip(self.units, before):
+                lib.units_set_sync(self.windows.driver, unit.index, sync)
+
+    def set_requires_gradient_sync(self, sync: bool) -> None:
+        self._require_attached()
+        for unit in self.units:
+            lib.units_set_sync(self.windows.driver, unit.index, int(sync))
+
+    def set_reshard_after_forward(self, reshard: bool) -> None:
+        self._require_attached()
+        for unit in self.units:
+            lib.units_set_reshard_after_forward(self.windows.driver, unit.index, int(reshard))
+
+    # --- Whole values ---
+
+    def _read(self, function, arguments, unit, found) -> None:
+        callbacks = Callbacks()
+
+        def read(_, of, parameter, values, elements):
+            del of, elements
+            like = unit.parameters[parameter]
+            source = _tensors.at(values, like.shape, self._full_dtype(unit.index))
+            found[unit.names[parameter]] = source.clone()
+
+        callbacks.run(lambda: function(self.session, *arguments, READ(callbacks.wrap(read)), None))
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """Copies of all parameters, whole, in full precision, by name. Collective."""
+        self._require_attached()
+        found: dict[str, torch.Tensor] = {}
+        for unit in self.units:
+            self._read(lib.read_parameters, (unit.index,), unit, found)
+            for alias, index in unit.aliases:
+                found[alias] = found[unit.names[index]]
+        return found
+
+    def write_parameters(self, values: dict[str, torch.Tensor]) -> None:
+        """Sets all parameters of the units that these are in. Collective; on all ranks or none."""
+        self._require_attached()
+        units = [unit for unit in self.units if any(name in values for name in unit.names)]
+        numbers = (C.c_int * len(units))(*[unit.index for unit in units])
+        callbacks = Callbacks()
+
+        def fill(_, unit, parameter, memory, elements):
+            del elements
+            of = self.units[unit]
+            source = values[of.names[parameter]]
+            target = _tensors.at(memory, of.parameters[parameter].shape, self._full_dtype(unit))
+            target.copy_(source.detach())
+
+        with torch.no_grad():
+            callbacks.run(lambda: lib.write_parameters(
+                self.session, numbers, len(units), FILL(callbacks.wrap(fill)), None))
+
+    @contextlib.contextmanager
+    def summon_full_params(self, writeback: bool = True):
+        """Parameters are whole, in full precision, and writable in here. Collective.
+
+        With `writeback` what was changed is the job's afterwards: of each parameter, the elements
+        that this rank's shard has.
+        """
+        self._require_attached()
+        whole = self.full_parameters()
+        views = [[p.data for p in unit.parameters] for unit in self.units]
+        self._summoned = True
+        try:
+            with torch.no_grad():
+                for unit in self.units:
+                    for name, parameter in zip(unit.names, unit.parameters):
+                        parameter.data = whole[name]
+            yield
+            if writeback:
+                self.write_parameters({name: parameter.data for unit in self.units
+                                       for name, parameter in zip(unit.names, unit.parameters)})
+        finally:
+            self._summoned = False
+            with torch.no_grad():
+                for unit, of_unit in zip(self.units, views):
+                    for parameter, view in zip(unit.parameters, of_unit):
+                        parameter.data = view
+
+    def _fill_state_dict(self, module, state_dict, prefix, local_metadata) -> None:
+        del module, local_metadata
+        if not self.attached or self._summoned:
+            return
+        # Of one that was sharded before a wrapper put it into a larger module, too.
+        for name, value in self.full_parameters().items():
+            if prefix + name in state_dict:
+                state_dict[prefix + name] = value
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """As torch's, of whole tensors. Collective: all ranks load the same."""
+        if not self.attached:
+            return self._load_state_dict(state_dict, strict=strict, assign=assign)
+        if assign:
+            raise TesseraError("load_state_dict(assign=True): parameters are the job's memory, and "
+                               "cannot be other tensors; leave assign out", "INVALID_ARGUMENT")
+        with self.summon_full_params():
+            return self._load_state_dict(state_dict, strict=strict)
+
+
+def take_outside_window() -> str:
+    return lib.text(lib.take_outside_window)
+
+
+def shard(model: torch.nn.Module, units=None, *, strategy: str = "FULL_SHARD",
+          precision: _plan.Precision = _plan.Precision(), job: str | None = None,
+          ignored_modules=(), cpu_offload: bool = False, shard_group_size: int = 0,
+          meta_init=None, config: dict | None = None) -> torch.nn.Module:
+    """Makes `model` a job's, in place, and returns it. See model.tessera for what it can do then.
+
+    units: what is gathered and reduced together: a class or classes of modules, modules, or a
+      predicate. What is in none of them is in the root's unit.
+    strategy: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2.
+    job: the job's name; None: the launcher's.
+    meta_init: sets the parameters of a module that is on the meta device; None: the module's
+      reset_parameters().
+    config: further fields of proto/types.proto's JobConfig (docs/reference/config.md).
+    Errors: TesseraError INVALID_ARGUMENT, naming the parameter, buffer or argument.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TesseraError(f"shard() takes a torch.nn.Module, not {type(model).__name__}",
+                           "INVALID_ARGUMENT")
+    if isinstance(getattr(model, "tessera", None), Sharded):
+        raise TesseraError("the model is sharded already", "FAILED_PRECONDITION")
+    if strategy not in _plan.STRATEGIES:
+        raise TesseraError(f"strategy '{strategy}': one of {', '.join(_plan.STRATEGIES)}",
+                           "INVALID_ARGUMENT")
+    made = _plan.make_units(model, units, ignored_modules)
+    job_config = {
+        "strategy": "STRATEGY_" + strategy,
+        "compute_dtype": _dtype_name("precision.param", precision.param),
+        "reduce_dtype": _dtype_name("precision.reduce", precision.reduce or precision.param),
+        "cpu_offload": cpu_offload, "shard_group_size": shard_group_size, **(config or {})}
+    sharded = Sharded(model, made, job_config, precision, job, meta_init)
+    object.__setattr__(model, "tessera", sharded)
+    return model
+
+
+def _dtype_name(what: str, dtype: torch.dtype) -> str:
+    if dtype in (torch.float32, torch.bfloat16, torch.float16):
+        return _plan.DTYPES[dtype]
+    raise TesseraError(f"{what}: {dtype} is not float32, bfloat16 or float16", "INVALID_ARGUMENT")
+
+
+def of(model) -> Sharded:
+    """model.tessera. Errors: FAILED_PRECONDITION  shard() was not called."""
+    sharded = model if isinstance(model, Sharded) else getattr(model, "tessera", None)
+    if not isinstance(sharded, Sharded):
+        raise TesseraError("the model is not sharded: call tessera.shard(model) first",
+                           "FAILED_PRECONDITION")
+    return sharded

@@ -1,0 +1,60 @@
+"""Tensors within what a forward takes and returns, and tensors over memory that is not torch's."""
+
+from __future__ import annotations
+
+import collections.abc
+import ctypes
+import dataclasses
+
+import torch
+
+# By tessera_dtype.
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+
+
+def each(value):
+    """The tensors in it: in lists, tuples, dicts, dataclasses, and objects that hold these."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, collections.abc.Mapping):
+        for item in value.values():
+            yield from each(item)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from each(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from each(getattr(value, field.name))
+    elif isinstance(value, torch.nn.utils.rnn.PackedSequence):
+        yield value.data
+
+
+def cast_floating(value, dtype: torch.dtype):
+    """The same with floating-point tensors in `dtype`; containers of other types stay."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if type(value) in (list, tuple):
+        return type(value)(cast_floating(item, dtype) for item in value)
+    if type(value) is dict:
+        return {key: cast_floating(item, dtype) for key, item in value.items()}
+    return value
+
+
+def at(address: int, shape, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor over memory at `address`, which must outlive it."""
+    numel = 1
+    for size in shape:
+        numel *= size
+    if numel == 0:
+        return torch.empty(shape, dtype=dtype)
+    size_bytes = numel * torch.empty((), dtype=dtype).element_size()
+    buffer = (ctypes.c_char * size_bytes).from_address(address)
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    dense = tensor.detach().contiguous()
+    if dense.numel() == 0:
+        return b""
+    return bytes(dense.view(-1).view(torch.uint8).numpy())

@@ -1,0 +1,29 @@
+"""Every private call of torch that this package makes. Tested against the oldest and newest torch."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import Variable
+
+
+def queue_end_of_backward(callback) -> None:
+    """Runs `callback` when the backward under way on this thread has ended without an error."""
+    Variable._execution_engine.queue_callback(callback)
+
+
+def backward_id() -> int:
+    """A number of the backward that runs on this thread; -1: none does."""
+    return torch._C._current_graph_task_id()
+
+
+def view_base(tensor: torch.Tensor):
+    """The tensor that `tensor` is a view of, or None."""
+    return tensor._base if tensor._is_view() else None
+
+
+def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
+    return module._non_persistent_buffers_set
+
+
+# Without it torch.compile would trace hooks, which talk to other processes.
+without_compiling = torch._dynamo.disable if hasattr(torch, "_dynamo") else (lambda f: f)

@@ -1,0 +1,280 @@
+"""Hooks on a module tree that open, close and reduce its units, by the driver in libtessera."""
+
+from __future__ import annotations
+
+import ctypes as C
+import sys
+import weakref
+
+import torch
+
+from . import _tensors, _torch_private as private
+from ._library import Gradient, UnitWork, lib
+from .errors import TesseraError
+
+
+class GivenGradient(torch.Tensor):
+    """Stands in `parameter.grad` for a gradient that the job has taken: it has no values."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", str(function))
+        if name in ("__get__", "__repr__", "__hash__", "dim", "size"):
+            return super().__torch_function__(function, types, args, kwargs or {})
+        raise TesseraError(
+            f"{name} on a gradient: the job has taken it, and reduces and applies it in the step. "
+            "Use opt.clip_grad_norm_() to clip, opt.zero_grad() to drop, "
+            "model.tessera.gradients() to read", "FAILED_PRECONDITION")
+
+    @classmethod
+    def of(cls, parameter):
+        with torch.no_grad():
+            one = torch.empty(1, dtype=parameter.dtype)
+            return torch.Tensor._make_subclass(cls, one.expand(parameter.shape))
+
+
+class _Forward:
+    """One forward of a unit's module, for as long as its graph lives."""
+
+    def __init__(self, windows, unit, handle):
+        self.windows, self.unit, self.handle = windows, unit, handle
+        self.inputs = 0  # That the backward comes to last, ...
+        self.left = 0    # ... of which so many are to come.
+
+    def __del__(self):
+        lib.forward_delete(self.handle)
+
+
+class Windows:
+    """Drives the units of one attached model. One thread trains; backwards may run on others."""
+
+    def __init__(self, session, units, root, input_dtype=None):
+        self._session, self._units, self._root = session, units, root
+        self._input_dtype = input_dtype
+        modules = (C.c_int * len(units))(*[1] * len(units))
+        root_unit = 0 if units[0].module is root else -1
+        driver = C.c_void_p()
+        lib.units_new(session, modules, root_unit, C.byref(driver))
+        self.driver = driver
+        self._stack: list = []
+        self._forwards = [weakref.WeakSet() for _ in units]
+        self._backward = -1  # The id of the one under way.
+        self.given: list[dict[int, GivenGradient]] = [{} for _ in units]
+        self._markers: dict[int, GivenGradient] = {}
+        self.before_model_forward = lambda: None
+        self._hooks = []
+        self.add_hooks(root_unit)
+
+    def add_hooks(self, root_unit: int) -> None:
+        if root_unit < 0:
+            self._hook_module(self._root, -1)
+        for unit in self._units:
+            self._hook_module(unit.module, unit.index)
+            for index, parameter in enumerate(unit.parameters):
+                # Also of frozen ones: requires_grad may change.
+                if parameter.requires_grad:
+                    self.hook_parameter(unit.index, index, parameter)
+
+    def hook_parameter(self, unit: int, index: int, parameter) -> None:
+        self._hooks.append(parameter.register_hook(self._before_gradient(unit, index, parameter)))
+        self._hooks.append(
+            parameter.register_post_accumulate_grad_hook(self._on_gradient(unit, index)))
+
+    def _hook_module(self, module, unit: int) -> None:
+        self._hooks.append(module.register_forward_pre_hook(
+            self._pre_forward(unit), prepend=True, with_kwargs=True))
+        self._hooks.append(module.register_forward_hook(
+            self._post_forward(unit), with_kwargs=True, always_call=True))
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        lib.units_delete(self.driver)
+        self.driver = C.c_void_p()
+
+    # --- Forward ---
+
+    def _pre_forward(self, unit: int):
+        @private.without_compiling
+        def pre_forward(module, args, kwargs):
+            if module is self._root:
+                self._begin_model(module)
+            handle = C.c_void_p()
+            lib.units_begin_forward(self.driver, unit, C.byref(handle))
+            forward = _Forward(self, unit, handle)
+            self._stack.append((forward, module, sys.exc_info()[1]))
+            if torch.is_grad_enabled() and unit >= 0:
+                self._hook_inputs(forward, args, kwargs)
+            if self._input_dtype is not None and module is self._root:
+                return (_tensors.cast_floating(args, self._input_dtype),
+                        _tensors.cast_floating(kwargs, self._input_dtype))
+            return None
+        return pre_forward
+
+    def _begin_model(self, module) -> None:
+        if self._backward != -1 and private.backward_id() == -1:
+            self.end_failed_backward()
+        if self._backward == -1 and self._stack and not any(m is module for _, m, _ in self._stack):
+            self._abandon_all()
+        if self._backward == -1:
+            self.before_model_forward()
+
+    def _hook_inputs(self, forward: _Forward, args, kwargs) -> None:
+        seen = set()
+        for tensor in _tensors.each((args, kwargs)):
+            if not tensor.requires_grad or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            forward.inputs += 1
+            tensor.register_hook(self._after_forward_nodes(forward))
+        if forward.inputs:
+            self._forwards[forward.unit].add(forward)
+
+    def _after_forward_nodes(self, forward: _Forward):
+        @private.without_compiling
+        def after(gradient):
+            del gradient
+            if not self.driver or self._backward == -1:
+                return
+            forward.left -= 1
+            if forward.left == 0:
+                lib.units_end_node(self.driver, forward.handle)
+        return after
+
+    def _post_forward(self, unit: int):
+        @private.without_compiling
+        def post_forward(module, args, kwargs, output):
+            del args, kwargs
+            forward, _, before = self._stack.pop()
+            raised = sys.exc_info()[1]
+            if output is None and raised is not None and raised is not before:
+                lib.units_abandon_forward(self.driver, forward.handle)
+                return
+            if torch.is_grad_enabled() and unit >= 0:
+                self._hook_outputs(forward, output)
+            ended = C.c_int()
+            lib.units_end_forward(self.driver, forward.handle, 0, C.byref(ended))
+            if ended.value and not module.training and not torch.is_grad_enabled():
+                lib.end_forward(self._session)
+        return post_forward
+
+    def _hook_outputs(self, forward: _Forward, output) -> None:
+        hook = self._before_forward_nodes(forward)
+        for tensor in _tensors.each(output):
+            if not tensor.requires_grad or tensor.grad_fn is None:
+                continue
+            tensor.register_hook(hook)
+            # A view that is changed in place gets another history, without the hook.
+            base = private.view_base(tensor)
+            if base is not None and base.grad_fn is not None:
+                base.grad_fn.register_prehook(hook)
+
+    def _before_forward_nodes(self, forward: _Forward):
+        @private.without_compiling
+        def before(gradient):
+            del gradient
+            if not self.driver:
+                return
+            self.begin_backward()
+            lib.units_begin_node(self.driver, forward.handle)
+        return before
+
+    def _abandon_all(self) -> None:
+        while self._stack:
+            forward, _, _ = self._stack.pop()
+            lib.units_abandon_forward(self.driver, forward.handle)
+
+    # --- Backward ---
+
+    def begin_backward(self) -> None:
+        """Where the first hook of a backward runs."""
+        # Others begin inside of it (checkpoints), and are parts of it.
+        if self._backward != -1:
+            return
+        self._backward = private.backward_id()
+        work = []
+        for unit in self._units:
+            nodes = 0
+            for forward in self._forwards[unit.index]:
+                forward.left = forward.inputs
+                nodes += 1
+            gradients = sum(1 for p in unit.parameters if p.requires_grad)
+            work.append((unit.index, nodes, gradients))
+        array = (UnitWork * len(work))(*work)
+        lib.units_begin_backward(self.driver, array, len(work))
+        private.queue_end_of_backward(private.without_compiling(self._end_backward))
+
+    def _end_backward(self) -> None:
+        self._backward = -1
+        if self.driver:
+            lib.units_end_backward(self.driver, 0)
+
+    def end_failed_backward(self) -> None:
+        """An exception ended it, so that nobody was told of its end."""
+        if self._backward == -1:
+            return
+        self._backward = -1
+        lib.units_end_backward(self.driver, 1)
+
+    def _before_gradient(self, unit: int, index: int, parameter):
+        @private.without_compiling
+        def before(gradient):
+            del gradient
+            # The marker of an earlier backward makes room: autograd would add to it.
+            if isinstance(parameter.grad, GivenGradient):
+                parameter.grad = None
+        return before
+
+    def _on_gradient(self, unit: int, index: int):
+        @private.without_compiling
+        def on_gradient(parameter):
+            if not self.driver:
+                return
+            self.begin_backward()
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
+                lib.units_gradient(self.driver, unit, None)
+                return
+            if gradient.requires_grad:
+                raise TesseraError(
+                    f"the gradient of parameter '{self._units[unit].names[index]}' needs a gradient"
+                    " itself (create_graph=True), and the job cannot keep that: take it by "
+                    "torch.autograd.grad", "UNIMPLEMENTED")
+            if gradient.layout is not torch.strided:
+                gradient = gradient.to_dense()
+            gradient = gradient.contiguous()
+            told = Gradient(gradient.data_ptr(), gradient.numel(), index,
+                            _tensors.CODES[gradient.dtype])
+            lib.units_gradient(self.driver, unit, C.byref(told))
+            marker = self._markers.get(id(parameter))
+            if marker is None:
+                marker = self._markers[id(parameter)] = GivenGradient.of(parameter)
+            parameter.grad = marker
+            self.given[unit][index] = marker
+        return on_gradient
+
+    # --- Steps ---
+
+    def check_given(self) -> None:
+        """Errors: FAILED_PRECONDITION  a gradient that the job has was set or reset by hand."""
+        for unit, given in zip(self._units, self.given):
+            for index, marker in given.items():
+                if unit.parameters[index].grad is not marker:
+                    raise TesseraError(
+                        f"the gradient of parameter '{unit.names[index]}' was changed by hand after"
+                        " backward, and the job has the old one: drop all by opt.zero_grad(), or "
+                        "those of a unit by its module's zero_grad()", "FAILED_PRECONDITION")
+
+    def forget_gradients(self, units=None) -> None:
+        """They are the job's no longer: a step took them, or they were dropped."""
+        for unit in self._units if units is None else units:
+            for index in self.given[unit.index]:
+                if isinstance(unit.parameters[index].grad, GivenGradient):
+                    unit.parameters[index].grad = None
+            self.given[unit.index].clear()
+
+    def begin_step(self) -> None:
+        self.end_failed_backward()
+        self._abandon_all()
+        lib.units_begin_step(self.driver)

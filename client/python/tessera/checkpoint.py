@@ -1,0 +1,111 @@
+"""Checkpoints and models in files. All calls are collective, between steps; paths are absolute."""
+
+from __future__ import annotations
+
+import ctypes as C
+import io
+import json
+import os
+
+import torch
+
+from . import _random, _sharded
+from ._library import CheckpointOptions, lib
+from .errors import TesseraError
+
+
+def register_state(name: str, state, model) -> None:
+    """`state` (with state_dict() and load_state_dict()) is in each checkpoint of the model's job.
+
+    Each rank saves its own: a data loader's position, say. What state_dict() returns must be
+    readable by torch.load(weights_only=True): tensors, numbers, strings, lists and dicts.
+    """
+    if not (hasattr(state, "state_dict") and hasattr(state, "load_state_dict")):
+        raise TesseraError(f"state '{name}' has no state_dict() and load_state_dict()",
+                           "INVALID_ARGUMENT")
+    _sharded.of(model).states[name] = state
+
+
+def _path(path) -> bytes:
+    return os.path.abspath(os.fspath(path)).encode()
+
+
+def save(model, path, *, in_background: bool = False, keep_newest: int = 0,
+         overwrite: bool = True, max_file_bytes: int = 0, random_state: bool = True) -> None:
+    """All of the job's state in a folder: parameters, optimizer, buffers, registered states.
+
+    in_background: returns at once; await_save() waits for it. keep_newest: how many checkpoints
+    stay in the parent folder; 0: all.
+    """
+    sharded = _sharded.of(model)
+    sharded._require_attached()
+    own = {"states": {name: state.state_dict() for name, state in sharded.states.items()}}
+    if sharded.optimizer is not None:
+        own["param_groups"] = [{k: v for k, v in group.items() if k != "params"}
+                               for group in sharded.optimizer.param_groups]
+    if random_state:
+        own["torch_rng"] = torch.get_rng_state()
+    file = io.BytesIO()
+    torch.save(own, file)
+    options = CheckpointOptions(
+        trainer_state=file.getvalue(), trainer_state_bytes=file.tell(),
+        max_file_bytes=max_file_bytes, keep_newest=keep_newest, in_background=in_background,
+        keep_existing=not overwrite)
+    lib.save_checkpoint(sharded.session, _path(path), C.byref(options))
+
+
+def await_save(model) -> None:
+    """Waits for a save in the background. Errors: what it failed with."""
+    lib.await_save(_sharded.of(model).session)
+
+
+def load(model, path, *, strict: bool = True, model_only: bool = False) -> dict:
+    """Continues from a checkpoint. Returns {"step": ..., "missing": [...], "unexpected": [...]}.
+
+    The job may have another world size, other units and another strategy than the one that saved.
+    """
+    sharded = _sharded.of(model)
+    sharded._require_attached()
+    description, own, size = C.c_void_p(), C.c_void_p(), C.c_size_t()
+    lib.load_checkpoint(sharded.session, _path(path), int(strict), int(model_only),
+                        C.byref(description), C.byref(own), C.byref(size))
+    try:
+        loaded = json.loads(C.string_at(description).decode("utf-8", "replace"))
+        state = C.string_at(own, size.value)
+    finally:
+        lib.free(description)
+        lib.free(own)
+    if state and not model_only:
+        _take_own(sharded, torch.load(io.BytesIO(state), weights_only=True))
+    return loaded
+
+
+def _take_own(sharded, own: dict) -> None:
+    for name, state in sharded.states.items():
+        if name in own.get("states", {}):
+            state.load_state_dict(own["states"][name])
+    groups = own.get("param_groups", [])
+    if sharded.optimizer is not None and len(groups) == len(sharded.optimizer.param_groups):
+        for mine, saved in zip(sharded.optimizer.param_groups, groups):
+            mine.update(saved)
+    if "torch_rng" in own:
+        torch.set_rng_state(own["torch_rng"])
+
+
+def save_model(model, path, *, dtype: torch.dtype | None = None, max_file_bytes: int = 0) -> None:
+    """Parameters and buffers as safetensors: a file, or a folder of files of at most so many bytes."""
+    name = None if dtype is None else {torch.float32: b"fp32", torch.bfloat16: b"bf16",
+                                       torch.float16: b"fp16"}.get(dtype)
+    if dtype is not None and name is None:
+        raise TesseraError(f"dtype: {dtype} is not float32, bfloat16 or float16",
+                           "INVALID_ARGUMENT")
+    sharded = _sharded.of(model)
+    sharded._require_attached()
+    lib.save_model(sharded.session, _path(path), max_file_bytes, name)
+
+
+def load_model(model, path, *, strict: bool = True) -> dict:
+    """Parameters and buffers from safetensors, or a folder that torch's DCP wrote."""
+    sharded = _sharded.of(model)
+    sharded.attach()
+    return json.loads(lib.text(lib.load_model, sharded.session, _path(path), int(strict)))

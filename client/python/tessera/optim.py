@@ -1,0 +1,332 @@
+"""Optimizers: the job's own, whose state is in the workers' shards, and any of torch's, locally."""
+
+from __future__ import annotations
+
+import ctypes as C
+import functools
+import json
+
+import torch
+
+from . import _random, _sharded, _tensors
+from ._library import FILL, READ, Callbacks, Part, StepResult, lib
+from .errors import StepUndone, TesseraError
+
+_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0}
+
+
+class JobOptimizer(torch.optim.Optimizer):
+    """An optimizer that the job's workers run on their shards. torch's LR schedulers work on it.
+
+    Each step takes lr, betas, eps, weight_decay and momentum from param_groups as they are then.
+    """
+
+    kind = ""
+    moments: tuple[str, ...] = ()
+
+    def __init__(self, model, param_groups, max_grad_norm: float, defaults: dict):
+        self.sharded = _sharded.of(model)
+        if self.sharded.optimizer is not None:
+            raise TesseraError("the model has an optimizer already: a job has one",
+                               "FAILED_PRECONDITION")
+        if self.sharded.attached:
+            raise TesseraError("make the optimizer before the first forward: the model is attached "
+                               "with the default one", "FAILED_PRECONDITION")
+        groups = self._param_groups(param_groups)
+        super().__init__(groups, {**_DEFAULTS, **defaults})
+        self.sharded.attach(self._job_groups(), self.kind, max_grad_norm)
+        self.sharded.optimizer = self
+
+    def _param_groups(self, given):
+        everything = [p for unit in self.sharded.units for p in unit.parameters]
+        if given is None:
+            return [{"params": everything}]
+        known = {id(p) for p in everything}
+        groups = []
+        for group in given:
+            if not isinstance(group, dict):
+                raise TesseraError("param_groups: a list of dicts, each with 'params'",
+                                   "INVALID_ARGUMENT")
+            group = {**group, "params": list(group["params"])}
+            for parameter in group["params"]:
+                if id(parameter) not in known:
+                    raise TesseraError("param_groups: a tensor that is not a parameter of the "
+                                       "sharded model", "INVALID_ARGUMENT")
+            groups.append(group)
+        grouped = {id(p) for group in groups for p in group["params"]}
+        for unit in self.sharded.units:
+            for name, parameter in zip(unit.names, unit.parameters):
+                if parameter.requires_grad and id(parameter) not in grouped:
+                    raise TesseraError(f"param_groups: parameter '{name}' is in none; freeze it by "
+                                       "requires_grad_(False) before shard()", "INVALID_ARGUMENT")
+        return groups
+
+    def _numbers(self, group) -> tuple[float, ...]:
+        beta1, beta2 = group["betas"]
+        return (float(group["lr"]), float(beta1), float(beta2), float(group["eps"]),
+                float(group["weight_decay"]), float(group["momentum"]))
+
+    def _job_groups(self) -> list[dict]:
+        names = {id(p): name for unit in self.sharded.units
+                 for name, p in zip(unit.names, unit.parameters)}
+        fields = ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "momentum")
+        made = []
+        for index, group in enumerate(self.param_groups):
+            # The first one has all that are in no other.
+            listed = [names[id(p)] for p in group["params"]] if index else []
+            made.append({"parameter_names": listed, **dict(zip(fields, self._numbers(group)))})
+        return made
+
+    def step(self, closure=None, *, weight: float | None = None, skip_non_finite: bool = False):
+        """Takes a step on all ranks, or on none.
+
+        closure: forward and backward; it is run again, with the same random numbers, if a process
+          of the job dies. Returns what it returned.
+        weight: the gradient is the sum over the ranks divided by the sum of their weights (a
+          rank's number of tokens, say) instead of their mean. On all ranks or on none.
+        skip_non_finite: a NaN or Inf in a gradient skips the step instead of being an error.
+        Errors: StepUndone, without a closure: do forward, backward and step again;
+          TesseraError FAILED_PRECONDITION  NaN or Inf in some rank's gradient, which are dropped.
+        """
+        def take():
+            groups = [self._numbers(group) for group in self.param_groups]
+            self.last = self.sharded.take_step(_sharded.Sharded.step_options(
+                groups, weight=weight, skip_non_finite=skip_non_finite))
+
+        if closure is None:
+            take()
+            return None
+
+        def body():
+            loss = closure()
+            take()
+            return loss
+
+        return self.sharded.run_step(body)
+
+    last: StepResult | None = None
+
+    @property
+    def last_grad_norm(self) -> float:
+        """Of the last step, over all ranks, before clipping."""
+        return self.last.gradient_norm if self.last else 0.0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.sharded.zero_grad(set_to_none)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
+        """Clips the step's gradient on all ranks, and returns its norm before. Collective."""
+        norm = C.c_double()
+        options = _sharded.Sharded.step_options([self._numbers(g) for g in self.param_groups])
+        lib.clip_grad_norm(self.sharded.session, float(max_norm), float(norm_type),
+                           C.byref(options), C.byref(norm))
+        return norm.value
+
+    # --- State: as torch's own optimizer of this kind has it ---
+
+    def state_dict(self) -> dict:
+        """torch's form, whole tensors. Collective."""
+        packed = super().state_dict()
+        progress = json.loads(lib.text(lib.progress_json, self.sharded.session))
+        place = {id(p): number for number, p in enumerate(
+            p for group in self.param_groups for p in group["params"])}
+        state: dict[int, dict] = {}
+        for unit in self.sharded.units:
+            arrays = [{} for _ in self.moments]
+            for array, found in enumerate(arrays):
+                self.sharded._read(lib.read_moments, (unit.index, array), unit, found)
+            for index, (name, parameter) in enumerate(zip(unit.names, unit.parameters)):
+                count = progress["update_counts"][unit.index][index]
+                if count == 0 or id(parameter) not in place:
+                    continue
+                entry = {key: arrays[i][name] for i, key in enumerate(self.moments)}
+                if self.kind != "OPTIMIZER_KIND_SGD":
+                    entry["step"] = torch.tensor(float(count))
+                state[place[id(parameter)]] = entry
+        packed["state"] = state
+        return packed
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """What state_dict() of this class, or of torch's of this kind, returned. Collective."""
+        if len(state_dict["param_groups"]) != len(self.param_groups):
+            raise TesseraError(f"{len(state_dict['param_groups'])} param groups for "
+                               f"{len(self.param_groups)}", "INVALID_ARGUMENT")
+        for mine, given in zip(self.param_groups, state_dict["param_groups"]):
+            if len(mine["params"]) != len(given["params"]):
+                raise TesseraError("a param group of another size", "INVALID_ARGUMENT")
+            for flag in ("nesterov", "maximize", "amsgrad"):
+                if given.get(flag):
+                    raise TesseraError(f"the state is of an optimizer with {flag}, which the job's "
+                                       "has no formula for", "UNIMPLEMENTED")
+            mine.update({key: given[key] for key in _DEFAULTS if key in given})
+        by_id = {}
+        for mine, given in zip(self.param_groups, state_dict["param_groups"]):
+            for parameter, number in zip(mine["params"], given["params"]):
+                by_id[id(parameter)] = state_dict["state"].get(number, {})
+        units = self.sharded.units
+        counts = [[int(by_id.get(id(p), {}).get("step", 1 if by_id.get(id(p)) else 0))
+                   for p in unit.parameters] for unit in units]
+        callbacks = Callbacks()
+
+        def fill(_, numbered, parameter, values, elements):
+            del elements
+            array, unit = divmod(numbered, len(units))
+            of = units[unit].parameters[parameter]
+            saved = by_id.get(id(of), {}).get(self.moments[array])
+            if saved is None:
+                return
+            target = _tensors.at(values, of.shape, self.sharded._full_dtype(unit))
+            target.copy_(saved)
+
+        progress = json.dumps({
+            "step": max([count for of_unit in counts for count in of_unit], default=0),
+            "update_counts": counts})
+        with torch.no_grad():
+            callbacks.run(lambda: lib.write_optimizer_state(
+                self.sharded.session, progress.encode(), FILL(callbacks.wrap(fill)), None))
+
+
+class SGD(JobOptimizer):
+    kind, moments = "OPTIMIZER_KIND_SGD", ("momentum_buffer",)
+
+    def __init__(self, model, lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0,
+                 *, param_groups=None, max_grad_norm: float = 0.0):
+        super().__init__(model, param_groups, max_grad_norm,
+                         {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+
+class Adam(JobOptimizer):
+    kind, moments = "OPTIMIZER_KIND_ADAM", ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, model, lr: float = 1e-3, betas=(0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.0, *, param_groups=None, max_grad_norm: float = 0.0):
+        super().__init__(model, param_groups, max_grad_norm,
+                         {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+
+class AdamW(JobOptimizer):
+    kind, moments = "OPTIMIZER_KIND_ADAMW", ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, model, lr: float = 1e-3, betas=(0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2, *, param_groups=None, max_grad_norm: float = 0.0):
+        super().__init__(model, param_groups, max_grad_norm,
+                         {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+
+class LocalOptimizer(torch.optim.Optimizer):
+    """Any elementwise optimizer of torch on this rank's own slices of the parameters.
+
+        opt = tessera.LocalOptimizer(model, lambda shards: torch.optim.RMSprop(shards, lr=1e-3))
+
+    `make` gets flat tensors, one for each parameter of which this rank has a part. What the
+    optimizer remembers is this process's: it is not in the job's checkpoints.
+    """
+
+    def __init__(self, model, make, *, max_grad_norm: float = 0.0):
+        self.sharded = _sharded.of(model)
+        self.sharded.attach(max_grad_norm=max_grad_norm)
+        shards = C.c_void_p()
+        lib.shards_open(self.sharded.session, C.byref(shards))
+        self._shards = shards
+        self._parts = []
+        for index in range(lib.shards_size(shards)):
+            part = Part()
+            lib.shards_part(shards, index, C.byref(part))
+            if part.numel == 0:
+                continue
+            dtype = self.sharded._full_dtype(part.unit)
+            local = torch.nn.Parameter(_tensors.at(part.values, (part.numel,), dtype))
+            gradient = _tensors.at(part.gradient, (part.numel,), dtype)
+            self._parts.append((index, local, gradient))
+        self.inner = make([local for _, local, _ in self._parts])
+        self.sharded.optimizer = self
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    @property
+    def defaults(self):
+        return self.inner.defaults
+
+    @property
+    def state(self):
+        return self.inner.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.sharded.zero_grad(set_to_none)
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict) -> None:
+        self.inner.load_state_dict(state_dict)
+
+    def _take(self) -> None:
+        windows = self.sharded.windows
+        windows.check_given()
+        windows.begin_step()
+        options, result = _sharded.Sharded.step_options([]), StepResult()
+        try:
+            lib.shards_begin(self._shards, C.byref(options), C.byref(result))
+            for index, local, gradient in self._parts:
+                has = lib.shards_has_gradient(self._shards, index)
+                local.grad = gradient if has else None
+            self.inner.step()
+            lib.shards_commit(self._shards)
+        except StepUndone:
+            self.sharded._undone = True
+            raise
+        finally:
+            windows.forget_gradients()
+
+    def step(self, closure=None):
+        if closure is None:
+            self._take()
+            return None
+        before = _copy_state(self.inner.state_dict())
+        tries = 0
+
+        def body():
+            nonlocal tries
+            if tries:
+                self.inner.load_state_dict(_copy_state(before))
+            tries += 1
+            loss = closure()
+            self._take()
+            return loss
+
+        return self.sharded.run_step(body)
+
+
+def _copy_state(value):
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copy_state(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy_state(item) for item in value]
+    return value
+
+
+def repeatable(model):
+    """Decorates a function that does one step (forward, backward, opt.step()).
+
+    Where a process of the job dies it is run again, with the same random numbers.
+    """
+    def decorate(function):
+        @functools.wraps(function)
+        def step(*args, **kwargs):
+            sharded = _sharded.of(model)
+            sharded.attach()
+            number, random_state = sharded.next_step, _random.capture()
+            while True:
+                try:
+                    return function(*args, **kwargs)
+                except StepUndone:
+                    sharded.recover()
+                    if sharded.next_step > number:
+                        return None  # It was decided before the process died.
+                    _random.restore(random_state)
+        return step
+    return decorate
