@@ -38,10 +38,12 @@ class CoordinatorKillTest : public ::testing::Test {
     std::filesystem::create_directories(folder_);
   }
   // (Re)starts on the same journal.
-  void StartProcess(const std::string& fault_points = "") {
+  void StartProcess(const std::string& fault_points = "",
+                    const std::vector<std::string>& more_flags = {}) {
     process_.reset();
     std::vector<std::string> flags = {absl::StrCat("--journal=", journal()),
-                                      "--worker-timeout=60s"};
+                                      "--worker-timeout=" + worker_timeout_};
+    flags.insert(flags.end(), more_flags.begin(), more_flags.end());
     if (!fault_points.empty()) flags.push_back("--fault-points=" + fault_points);
     ASSERT_OK_AND_ASSIGN(process_, CoordinatorProcess::Start(folder_, flags));
     channel_ = *OpenChannel({process_->address()}, {});
@@ -99,7 +101,7 @@ class CoordinatorKillTest : public ::testing::Test {
     return FromGrpcStatus(TestWorker(channel_, worker).Register(1));
   }
 
-  std::string folder_;
+  std::string folder_, worker_timeout_ = "60s";
   std::unique_ptr<CoordinatorProcess> process_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Jobs::Stub> jobs_;
@@ -167,6 +169,43 @@ TEST_F(CoordinatorKillTest, WhateverWriteItDiesAtNothingAcknowledgedIsLostOrDoub
       EXPECT_OK(Delete("r3", "two"));  // The reply may have been lost: a repeat is not an error.
       EXPECT_EQ(Get("one")->epoch(), 1);
     }
+  }
+}
+
+// A new journal of a cluster that has jobs: workers may hold some that it lacks.
+TEST_F(CoordinatorKillTest, WhateverWriteItDiesAtTheNextOneGoesOnTakingOver) {
+  const std::string cluster = "--cluster-id=0123456789abcdef0123456789abcdef";
+  bool is_killed = true;
+  for (int nth = 1; is_killed; ++nth) {
+    ASSERT_LT(nth, 20);
+    SCOPED_TRACE(absl::StrCat("killed at write ", nth));
+    NewFolder();
+    auto started = CoordinatorProcess::Start(
+        folder_, {"--journal=" + journal(), "--worker-timeout=60s", cluster,
+                  absl::StrCat("--fault-points=journal.sqlite.append=kill@", nth)});
+    is_killed = !started.ok();
+    if (started.ok()) {
+      channel_ = *OpenChannel({(*started)->address()}, {});
+      is_killed = !Register("a").ok();
+      started->reset();  // Where it lives on, it has the journal.
+    }
+    // The second one does not need the flag, since the journal is of the cluster by then.
+    for (const std::vector<std::string>& flags : {std::vector<std::string>{cluster}, {}}) {
+      ASSERT_NO_FATAL_FAILURE(StartProcess("", flags));
+      EXPECT_THAT(Create("r1", "one"),
+                  StatusIs(absl::StatusCode::kUnavailable, HasSubstr("takes over")));
+    }
+    worker_timeout_ = "1s";
+    ASSERT_NO_FATAL_FAILURE(StartProcess("", {cluster, "--heartbeat-interval=100ms"}));
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    absl::Status made = Create("r1", "one").status();
+    while (!made.ok() && std::chrono::steady_clock::now() < deadline)
+      made = Create("r1", "one").status();
+    EXPECT_OK(made);
+    // It is over, for those that follow too.
+    worker_timeout_ = "60s";
+    ASSERT_NO_FATAL_FAILURE(StartProcess("", {cluster}));
+    EXPECT_OK(Create("r2", "two"));
   }
 }
 

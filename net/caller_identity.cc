@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/same_secret.h"
 #include "base/utf8.h"
 #include "net/access_token.h"
 #include "net/local_listener.h"
@@ -15,15 +16,6 @@ namespace tessera {
 namespace {
 
 constexpr size_t kMaxNameBytes = 128;
-
-// Takes as long for each wrong text of this length.
-bool IsSame(const std::string& secret, const grpc::string_ref& text) {
-  if (secret.size() != text.size()) return false;
-  unsigned char difference = 0;
-  for (size_t i = 0; i < secret.size(); ++i)
-    difference |= static_cast<unsigned char>(secret[i] ^ text.data()[i]);
-  return difference == 0;
-}
 
 }  // namespace
 
@@ -60,8 +52,9 @@ bool CallerIdentities::HasToken(const grpc::ServerContextBase& context) const {
   if (token_.empty()) return false;
   const auto& metadata = context.client_metadata();
   const auto range = metadata.equal_range(kTokenMetadata);
-  return std::any_of(range.first, range.second,
-                     [this](const auto& entry) { return IsSame(token_, entry.second); });
+  return std::any_of(range.first, range.second, [this](const auto& entry) {
+    return IsSameSecret(token_, absl::string_view(entry.second.data(), entry.second.size()));
+  });
 }
 
 }  // namespace tessera

@@ -247,6 +247,17 @@ TEST_F(CallerIdentityTest, SocketOfAProcessThatEndedIsTakenOverAndOneInUseIsNot)
   close(open(file.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
   EXPECT_THAT(LocalListener::Bind(file),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("something else")));
+  // A socket of another type that a process has.
+  const std::string other = folder_ + "/other";
+  const UniqueFd packets(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  strcpy(address.sun_path, other.c_str());
+  ASSERT_EQ(bind(packets.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(packets.get(), 1), 0);
+  EXPECT_THAT(LocalListener::Bind(other),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(other)));
+  EXPECT_EQ(access(other.c_str(), F_OK), 0);
   EXPECT_THAT(LocalListener::Bind(std::string(200, 'p')),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("1 to 107 bytes")));
 }

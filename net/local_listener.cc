@@ -54,11 +54,12 @@ absl::Status RemoveFormer(const std::string& path, const sockaddr_un& address) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": something else is there"));
   const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!probe.valid()) return ErrnoStatus(errno, what);
-  // A full backlog is a sign of a listener too.
-  if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
-      errno == EAGAIN) {
+  const bool is_connected =
+      connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  // A full backlog is a sign of a listener too, and so is a socket of another type.
+  if (is_connected || errno == EAGAIN || errno == EPROTOTYPE)
     return absl::AlreadyExistsError(absl::StrCat(what, ": another process listens there"));
-  }
+  if (errno != ECONNREFUSED) return ErrnoStatus(errno, what);
   if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, what);
   return absl::OkStatus();
 }

@@ -26,6 +26,26 @@ absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
   return address;
 }
 
+int Connect(int socket, const sockaddr_un& address) {
+  return connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? 0
+                                                                                            : errno;
+}
+
+// Removes a socket that a killed process has left, and nothing else. A new one to connect with:
+// `probe`.
+absl::Status RemoveStale(const std::string& path, const sockaddr_un& address, int probe) {
+  const int error = Connect(probe, address);
+  if (error == ENOENT) return absl::OkStatus();
+  // Somebody listens who is busy, or with sockets of another type.
+  if (error == 0 || error == EAGAIN || error == EPROTOTYPE)
+    return absl::AlreadyExistsError(absl::StrCat("socket ", path, " is in use"));
+  if (error != ECONNREFUSED) return ErrnoStatus(error, absl::StrCat("connect to ", path));
+  struct stat info;
+  // A file that is not a socket refuses connections too. The bind will name it.
+  if (lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) unlink(path.c_str());
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const int> fds, bool wait) {
@@ -125,13 +145,9 @@ absl::StatusOr<std::pair<UniqueFd, UniqueFd>> CreatePacketSocketPair() {
 
 absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode) {
   ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
-  // A socket file that no process listens on was left by a killed one.
-  if (ConnectPacketSocket(path).ok()) {
-    return absl::AlreadyExistsError(absl::StrCat("socket ", path, " is in use"));
-  }
-  struct stat info;
-  // Only a socket is removed, never another file at that path.
-  if (lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) unlink(path.c_str());
+  const UniqueFd probe(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!probe.valid()) return ErrnoStatus(errno, "socket");
+  RETURN_IF_ERROR(RemoveStale(path, address, probe.get()));
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
   // Keeps the socket closed to others between bind and chmod.
@@ -150,12 +166,12 @@ absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path) {
   // Non-blocking for the connect alone, which would wait for a full backlog without a deadline.
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
-  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    if (errno == EAGAIN) {
+  if (const int error = Connect(fd.get(), address); error != 0) {
+    if (error == EAGAIN) {
       return absl::UnavailableError(
           absl::StrCat("connect to ", path, ": as many wait there as may"));
     }
-    return ErrnoStatus(errno, absl::StrCat("connect to ", path));
+    return ErrnoStatus(error, absl::StrCat("connect to ", path));
   }
   if (fcntl(fd.get(), F_SETFL, 0) != 0) return ErrnoStatus(errno, "fcntl");
   return fd;

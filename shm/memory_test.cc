@@ -1,8 +1,11 @@
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -137,6 +140,38 @@ TEST(FdPassingTest, SecondListenerIsRefusedAndAStaleSocketReplaced) {
   }
   EXPECT_OK(ListenPacketSocket(path));
   unlink(path.c_str());
+  rmdir(folder.c_str());
+}
+
+TEST(FdPassingTest, SocketOfAProcessThatListensStaysHoweverBusyItIs) {
+  std::string folder = "/tmp/tessera-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/s";
+  for (const int type : {SOCK_SEQPACKET, SOCK_STREAM, SOCK_DGRAM}) {
+    UniqueFd listener(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    memcpy(address.sun_path, path.data(), path.size());
+    ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    std::vector<UniqueFd> waiting;
+    if (type == SOCK_SEQPACKET) {
+      ASSERT_EQ(listen(listener.get(), 0), 0);
+      absl::StatusOr<UniqueFd> next = ConnectPacketSocket(path);
+      for (; next.ok(); next = ConnectPacketSocket(path)) waiting.push_back(*std::move(next));
+      ASSERT_FALSE(waiting.empty());
+      EXPECT_THAT(next, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("as many wait")));
+    } else if (type == SOCK_STREAM) {
+      ASSERT_EQ(listen(listener.get(), 5), 0);
+    }
+    EXPECT_THAT(ListenPacketSocket(path),
+                StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path)))
+        << type;
+    EXPECT_EQ(access(path.c_str(), F_OK), 0) << type;
+    unlink(path.c_str());
+  }
+  const UniqueFd file(open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+  EXPECT_FALSE(ListenPacketSocket(path).ok());
+  EXPECT_EQ(unlink(path.c_str()), 0) << "a file of somebody";
   rmdir(folder.c_str());
 }
 

@@ -106,15 +106,17 @@ bool ExchangeFiles(const std::string& from, const std::string& to) {
 // Some network file systems know no flags.
 bool RefusesFlags(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
 
+absl::Status CannotExchange(const std::string& from, const std::string& to) {
+  return absl::FailedPreconditionError(absl::StrCat("this file system cannot exchange ", from,
+                                                    " and ", to,
+                                                    ": give each checkpoint a name of its own"));
+}
+
 // Where nothing has the name `to` or, with `exchange`, something has, which becomes `from`.
 absl::Status RenameFolder(const std::string& from, const std::string& to, bool exchange) {
   const unsigned flags = exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE;
   if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return absl::OkStatus();
-  if (RefusesFlags(errno) && exchange) {
-    return absl::FailedPreconditionError(absl::StrCat("this file system cannot exchange ", from,
-                                                      " and ", to,
-                                                      ": give each checkpoint a name of its own"));
-  }
+  if (RefusesFlags(errno) && exchange) return CannotExchange(from, to);
   // Without flags it is refused as well, but for an empty folder, which nobody misses.
   if (RefusesFlags(errno) && rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
   const int error = errno == ENOTEMPTY ? EEXIST : errno;
@@ -163,6 +165,51 @@ absl::StatusOr<UniqueFd> CreateNew(const std::string& path) {
   return absl::FailedPreconditionError(absl::StrCat(path, ": another save writes it, too"));
 }
 
+// As ExchangeFiles, where it cannot: what has the name `to` is never without one.
+// Errors: FailedPrecondition  the file system cannot do that either
+absl::Status ExchangeByLinks(const std::string& from, const std::string& to) {
+  const std::string older = absl::StrCat(from, ".older");
+  RETURN_IF_ERROR(CheckReplaceable(older));  // A process that died in here has left it.
+  if (unlink(older.c_str()) != 0 && errno != ENOENT)
+    return ErrnoStatus(errno, absl::StrCat("remove ", older));
+  if (link(to.c_str(), older.c_str()) != 0) {
+    if (errno == EPERM || RefusesFlags(errno)) return CannotExchange(from, to);
+    return ErrnoStatus(errno, absl::StrCat("link ", to));
+  }
+  if (rename(from.c_str(), to.c_str()) != 0) {
+    const int error = errno;
+    unlink(older.c_str());
+    return ErrnoStatus(error, absl::StrCat("rename to ", to));
+  }
+  if (rename(older.c_str(), from.c_str()) == 0) return absl::OkStatus();
+  const int error = errno;
+  (void)rename(older.c_str(), to.c_str());
+  return ErrnoStatus(error, absl::StrCat("rename ", older));
+}
+
+// Gives the file at `from` the name `to`. Returns whether something had the name, which has `from`
+// now.
+absl::StatusOr<bool> GiveName(const std::string& from, const std::string& to) {
+  if (ExchangeFiles(from, to)) return true;
+  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return false;
+  if (errno != EEXIST && !RefusesFlags(errno))
+    return ErrnoStatus(errno, absl::StrCat("rename to ", to));
+  const absl::Status exchanged = ExchangeByLinks(from, to);
+  if (!absl::IsNotFound(exchanged)) RETURN_IF_ERROR(exchanged);
+  if (exchanged.ok()) return true;
+  if (rename(from.c_str(), to.c_str()) == 0) return false;
+  return ErrnoStatus(errno, absl::StrCat("rename to ", to));
+}
+
+// Undoes GiveName. Where files cannot be exchanged, the one that got the name is gone.
+void TakeNameBack(const std::string& from, const std::string& to, bool had_name) {
+  if (had_name) {
+    if (!ExchangeFiles(to, from)) (void)rename(from.c_str(), to.c_str());
+  } else {
+    (void)rename(to.c_str(), from.c_str());
+  }
+}
+
 struct CloseFolder {
   void operator()(DIR* folder) const { closedir(folder); }
 };
@@ -198,27 +245,16 @@ absl::Status PosixStorage::WriteWhole(const std::string& path, absl::string_view
 absl::Status PosixStorage::PublishFile(const std::string& partial, const std::string& path) {
   // Before the first change.
   RETURN_IF_ERROR(CheckReplaceable(path));
-  // Exchanged, so that the way back is one rename if the folder cannot be synced.
-  const bool exchanged = ExchangeFiles(partial, path);
-  if (exchanged) {  // Somebody may have put something else there meanwhile.
-    if (const absl::Status replaced = CheckReplaceable(partial); !replaced.ok()) {
-      (void)ExchangeFiles(path, partial);
-      return replaced;
-    }
-  }
-  // Where nothing has the name, the new file's way back is known.
-  const bool was_free = !exchanged && renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path.c_str(),
-                                                RENAME_NOREPLACE) == 0;
-  // Where there are no flags the older file is replaced, without a way back.
-  if (!exchanged && !was_free && rename(partial.c_str(), path.c_str()) != 0)
-    return ErrnoStatus(errno, absl::StrCat("rename to ", path));
-  if (const absl::Status synced = FsyncFolder(FolderOf(path)); !synced.ok()) {
+  ASSIGN_OR_RETURN(const bool had_name, GiveName(partial, path));
+  absl::Status status;
+  if (had_name) status = CheckReplaceable(partial);  // Something else may be there meanwhile.
+  if (status.ok()) status = FsyncFolder(FolderOf(path));
+  if (!status.ok()) {
     // After an error the previous state is there.
-    if (exchanged) (void)ExchangeFiles(path, partial);
-    if (was_free) (void)rename(path.c_str(), partial.c_str());
-    return synced;
+    TakeNameBack(partial, path, had_name);
+    return status;
   }
-  if (exchanged) (void)RemoveFile(partial);  // What has its name now is the older file.
+  if (had_name) (void)RemoveFile(partial);  // What has its name now is the older file.
   return absl::OkStatus();
 }
 

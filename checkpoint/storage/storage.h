@@ -117,8 +117,9 @@ class Storage {
   // Objects: a put.
   virtual absl::Status WriteWhole(const std::string& path, absl::string_view bytes) = 0;
   // Gives the finished file at `partial` the name `path`, durably; a file that had it is gone.
-  // After an error the one that had the name has it again, or nothing has; where that could not be
-  // made durable on a file system that cannot exchange two files, the finished one has it.
+  // After an error the one that had the name has it again, or nothing has.
+  // Errors: also FailedPrecondition  a file has the name, on a file system that can neither exchange
+  // two files nor link one
   // Objects: joins what parts share, and completes the upload as `path`.
   virtual absl::Status PublishFile(const std::string& partial, const std::string& path) = 0;
   // Errors: also InvalidArgument  no regular file. Never waits, also where `path` is a pipe.

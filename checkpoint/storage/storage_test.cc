@@ -1,12 +1,22 @@
 // What every storage promises, of the file system.
 #include "checkpoint/storage/storage.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -109,6 +119,73 @@ TEST_F(StorageTest, FolderWhosePublishingFailsHasItsOldName) {
       EXPECT_EQ(BytesOf("c.partial/text"), "new");
     }
   }
+}
+
+// Runs `body` in a process whose system calls of these numbers fail with these errors. Its result,
+// or -1 without such a process.
+int RunWhereCallsFail(const std::vector<std::pair<int, int>>& calls,
+                      const std::function<absl::Status()>& body) {
+  const pid_t child = fork();
+  if (child < 0) return -1;
+  if (child == 0) {
+    std::vector<sock_filter> filter = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+    for (const auto& [number, error] : calls) {
+      filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1));
+      filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)));
+    }
+    filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+    const sock_fprog program = {static_cast<unsigned short>(filter.size()), filter.data()};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+      _exit(255);
+    }
+    _exit(static_cast<int>(body().code()));
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  return WEXITSTATUS(status) == 255 ? -1 : WEXITSTATUS(status);
+}
+
+// As on a file system that knows no flags of renames.
+TEST_F(StorageTest, FileWhosePublishingFailsHasItsOldNameAlsoWhereFilesCannotBeExchanged) {
+  const std::vector<std::pair<int, int>> no_flags = {{SYS_renameat2, EINVAL}},
+                                         no_sync = {{SYS_fsync, EIO}},
+                                         neither = {no_flags[0], no_sync[0]};
+  std::vector<std::pair<int, int>> no_links = {no_flags[0], {SYS_linkat, EPERM}};
+#ifdef SYS_link
+  no_links.emplace_back(SYS_link, EPERM);
+#endif
+  const auto publish = [this] { return storage_->PublishFile(Path("f.partial"), Path("f")); };
+  const auto run = [&](const std::vector<std::pair<int, int>>& calls, absl::StatusCode expected) {
+    ASSERT_OK(storage_->WriteWhole(Path("f.partial"), "new"));
+    const int code = RunWhereCallsFail(calls, publish);
+    if (code < 0) GTEST_SKIP() << "no filter of system calls";
+    EXPECT_EQ(static_cast<absl::StatusCode>(code), expected);
+  };
+  const auto expect_failed = [&](absl::StatusCode code,
+                                 const std::vector<std::pair<int, int>>& calls) {
+    ASSERT_NO_FATAL_FAILURE(run(calls, code));
+    EXPECT_EQ(BytesOf("f"), "old");
+    EXPECT_THAT(Names(),
+                testing::AnyOf(UnorderedElementsAre("f", "f.partial"), UnorderedElementsAre("f")));
+  };
+  // Where nothing has the name.
+  for (const auto& calls : {no_sync, neither}) {
+    ASSERT_NO_FATAL_FAILURE(run(calls, absl::StatusCode::kInternal));
+    if (IsSkipped()) return;
+    EXPECT_THAT(Names(), UnorderedElementsAre("f.partial"));
+  }
+  ASSERT_OK(storage_->WriteWhole(Path("f"), "old"));
+  expect_failed(absl::StatusCode::kInternal, no_sync);
+  expect_failed(absl::StatusCode::kInternal, neither);
+  expect_failed(absl::StatusCode::kFailedPrecondition, no_links);
+  // A process died while two files were exchanged.
+  ASSERT_OK(storage_->WriteWhole(Path("f.partial.older"), "old"));
+  ASSERT_NO_FATAL_FAILURE(run(no_flags, absl::StatusCode::kOk));
+  EXPECT_EQ(BytesOf("f"), "new");
+  EXPECT_THAT(Names(), UnorderedElementsAre("f"));
 }
 
 TEST_F(StorageTest, RetiredFolderHasNoNameAndIsRemovedFileByFile) {

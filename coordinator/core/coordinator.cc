@@ -64,7 +64,7 @@ const std::string& Coordinator::cluster() const { return parts_->state.durable()
 
 void Coordinator::NameCluster(const std::string& id, Effects* effects) {
   CoordinatorState& state = parts_->state;
-  state.Put(ClusterRecord{id, state.durable().cluster().first_save_number}, effects);
+  state.Put(ClusterRecord{id, state.durable().cluster().first_save_number, false}, effects);
 }
 
 void Coordinator::TakeOverHeld(absl::Time until, int64_t first_save_number, Effects* effects) {
@@ -72,7 +72,11 @@ void Coordinator::TakeOverHeld(absl::Time until, int64_t first_save_number, Effe
   state.TakeOverUntil(until);
   const ClusterRecord& cluster = state.durable().cluster();
   first_save_number = std::max(first_save_number, cluster.first_save_number);
-  state.Put(ClusterRecord{cluster.id, first_save_number}, effects);
+  state.Put(ClusterRecord{cluster.id, first_save_number, true}, effects);
+}
+
+bool Coordinator::is_taking_over() const {
+  return parts_->state.durable().cluster().is_taking_over;
 }
 
 void Coordinator::Quarantine(const JobId& job, const std::string& reason) {
@@ -206,7 +210,7 @@ absl::Status Coordinator::ReportSave(const Sender& sender, const SaveReport& eve
 
 void Coordinator::Tick(absl::Time now, Effects* effects) {
   CoordinatorState& state = parts_->state;
-  state.EndTakeOver(now, parts_->members.Observe(now));
+  state.EndTakeOver(now, parts_->members.Observe(now), effects);
   parts_->members.DeclareLost(now, effects);
   parts_->epochs.FlushSteps(effects);
   for (auto& [id, avoided] : state.avoided) avoided.Expire(state.members(), now);

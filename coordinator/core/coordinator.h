@@ -58,8 +58,10 @@ class Coordinator {
   // The cluster's id: empty until NameCluster, which is called once.
   const std::string& cluster() const;
   void NameCluster(const std::string& id, Effects* effects);
-  // Until a Tick at `until` no job is created and no epoch begins: workers may hold later ones.
+  // Until a Tick at `until` no job is created and no epoch begins: workers may hold later ones. A
+  // coordinator that is restored before that calls it again.
   void TakeOverHeld(absl::Time until, int64_t first_save_number, Effects* effects);
+  bool is_taking_over() const;  // As the records say.
   // Marks a job whose records cannot be read. Call it before the first event. The records are kept
   // and the job is shown, until the job's workers describe it or it is deleted.
   void Quarantine(const JobId& job, const std::string& reason);

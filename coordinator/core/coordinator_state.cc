@@ -78,9 +78,14 @@ bool CoordinatorState::IsBehind(const JobId& id, const Job& job) const {
          });
 }
 
-void CoordinatorState::EndTakeOver(absl::Time now, absl::Duration pause) {
+void CoordinatorState::EndTakeOver(absl::Time now, absl::Duration pause, Effects* effects) {
   if (take_over_until_.has_value()) *take_over_until_ += pause;
   if (take_over_until_.has_value() && now >= *take_over_until_) take_over_until_.reset();
+  // Here, not where it ends, so that what could not be written is written at the next tick.
+  ClusterRecord cluster = durable_.cluster();
+  if (take_over_until_.has_value() || !cluster.is_taking_over) return;
+  cluster.is_taking_over = false;
+  Put(cluster, effects);
 }
 
 }  // namespace tessera::coordinator

@@ -62,7 +62,7 @@ class CoordinatorState {
   void TakeOverUntil(absl::Time until) { take_over_until_ = until; }
   // Ends it if the time is over. The coordinator paused for `pause`, during which no worker could
   // report.
-  void EndTakeOver(absl::Time now, absl::Duration pause);
+  void EndTakeOver(absl::Time now, absl::Duration pause, Effects* effects);
   bool takes_over() const { return take_over_until_.has_value(); }
   // Jobs whose records cannot be read, with the reason.
   void Quarantine(const JobId& job, const std::string& reason) { unreadable_[job] = reason; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/same_secret.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -45,13 +46,14 @@ absl::Status MemberRegistry::CheckCurrent(const WorkerId& worker, Incarnation in
 Incarnation MemberRegistry::IncarnationOf(const WorkerId& worker, const std::string& key) const {
   const Member* known = Find(worker);
   if (known == nullptr) return Incarnation(1);
-  return known->key == key ? known->incarnation : Incarnation(known->incarnation.value() + 1);
+  return IsSameSecret(known->key, key) ? known->incarnation
+                                       : Incarnation(known->incarnation.value() + 1);
 }
 
 absl::Status MemberRegistry::CheckKey(const WorkerId& worker, Incarnation incarnation,
                                       const std::string& key) const {
   const Member* known = Find(worker);
-  if (known == nullptr || known->incarnation != incarnation || known->key == key)
+  if (known == nullptr || known->incarnation != incarnation || IsSameSecret(known->key, key))
     return absl::OkStatus();
   return absl::PermissionDeniedError(
       absl::StrCat("worker '", worker.value(), "', incarnation ", incarnation.value(),

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/same_secret.h"
 #include "base/status_macros.h"
 
 namespace tessera::coordinator {
@@ -72,7 +73,7 @@ Incarnation Membership::IncarnationOf(const WorkerId& worker, const std::string&
   if (known == nullptr || known->incarnation == next || arrivals == arrivals_.end()) return next;
   Incarnation last = known->incarnation;
   for (const auto& [incarnation, member] : arrivals->second) {
-    if (incarnation > known->incarnation && member.key == key) return incarnation;
+    if (incarnation > known->incarnation && IsSameSecret(member.key, key)) return incarnation;
     last = std::max(last, incarnation);
   }
   return Incarnation(last.value() + 1);
@@ -81,7 +82,7 @@ Incarnation Membership::IncarnationOf(const WorkerId& worker, const std::string&
 absl::Status Membership::CheckKey(const WorkerId& worker, Incarnation incarnation,
                                   const std::string& key) const {
   const Member* arrival = FindArrival(worker, incarnation);
-  if (arrival == nullptr || arrival->key == key)
+  if (arrival == nullptr || IsSameSecret(arrival->key, key))
     return state_->members().CheckKey(worker, incarnation, key);
   return absl::PermissionDeniedError(
       absl::StrCat("worker '", worker.value(), "', incarnation ", incarnation.value(),

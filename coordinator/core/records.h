@@ -51,6 +51,8 @@ struct ClusterRecord {
   // The smallest number for a new request to save: larger than any that workers may have heard and
   // the journal has lost.
   int64_t first_save_number = 1;
+  // Workers may not have said yet what they hold and the journal lacks.
+  bool is_taking_over = false;
 };
 struct MemberRecord {
   WorkerId worker;

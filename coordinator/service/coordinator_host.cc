@@ -63,18 +63,9 @@ absl::StatusOr<std::vector<StateRecord>> DecodeRows(const std::vector<JournalRow
   return records;
 }
 
-// Errors: as Journal::Append
-absl::Status TakeEffect(const Effects& effects, Journal* journal, Coordinator* core) {
-  std::vector<JournalChange> batch;
-  for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
-  RETURN_IF_ERROR(journal->Append(batch, Durability::kPowerLoss));
-  core->Accept();
-  return absl::OkStatus();
-}
-
 // Of a journal that has no name yet: this one, or where it is empty a new one.
-// Errors: FailedPrecondition  it has another name; as Journal::Append
-absl::Status NameCluster(const std::string& wanted, Journal* journal, Coordinator* core) {
+// Errors: FailedPrecondition  it has another name; InvalidArgument
+absl::Status NameCluster(const std::string& wanted, Coordinator* core, Effects* effects) {
   if (core->cluster().empty()) {
     if (!wanted.empty() &&
         (wanted.size() != 32 || !std::all_of(wanted.begin(), wanted.end(), absl::ascii_isxdigit))) {
@@ -82,14 +73,30 @@ absl::Status NameCluster(const std::string& wanted, Journal* journal, Coordinato
           absl::StrCat("cluster id '", absl::CHexEscape(Truncated(wanted, 80)),
                        "': must be 32 hexadecimal digits, as workers' logs have it"));
     }
-    Effects effects;
-    core->NameCluster(wanted.empty() ? NewClusterId() : wanted, &effects);
-    RETURN_IF_ERROR(TakeEffect(effects, journal, core));
+    core->NameCluster(wanted.empty() ? NewClusterId() : wanted, effects);
     TESSERA_LOG(INFO, "the journal is new: cluster {}", core->cluster());
   }
   if (wanted.empty() || wanted == core->cluster()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("the journal is of cluster ", core->cluster(), ", not of ", wanted));
+}
+
+// Names the cluster and, where workers may hold what the journal lacks, begins to take it over. In
+// one batch: a journal with a name alone would not be taken for one that lacks anything.
+// Errors: as NameCluster and Journal::Append
+absl::Status BeginJournal(const CoordinatorHost::Options& options, bool is_new, absl::Time now,
+                          Journal* journal, Coordinator* core) {
+  Effects effects;
+  RETURN_IF_ERROR(NameCluster(options.cluster_id, core, &effects));
+  // Also where an earlier process began and ended before all workers could report.
+  if (options.older_journal || (is_new && !options.cluster_id.empty()) || core->is_taking_over())
+    core->TakeOverHeld(now + options.core.worker_timeout, absl::ToUnixSeconds(WallNow()), &effects);
+  if (effects.records.empty()) return absl::OkStatus();
+  std::vector<JournalChange> batch;
+  for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
+  RETURN_IF_ERROR(journal->Append(batch, Durability::kPowerLoss));
+  core->Accept();
+  return absl::OkStatus();
 }
 
 absl::Status Stopping() { return absl::UnavailableError("the coordinator is stopping"); }
@@ -107,12 +114,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
     TESSERA_LOG(ERROR, "job={} is set aside: {}", job.value(), reason);
     core.Quarantine(job, reason);
   }
-  RETURN_IF_ERROR(NameCluster(options.cluster_id, journal.get(), &core));
-  if (options.older_journal || (rows.empty() && !options.cluster_id.empty())) {
-    Effects effects;
-    core.TakeOverHeld(now + options.core.worker_timeout, absl::ToUnixSeconds(WallNow()), &effects);
-    RETURN_IF_ERROR(TakeEffect(effects, journal.get(), &core));
-  }
+  RETURN_IF_ERROR(BeginJournal(options, rows.empty(), now, journal.get(), &core));
   ASSIGN_OR_RETURN(JournalStarts starts, JournalStarts::Read(rows));
   auto host = std::unique_ptr<CoordinatorHost>(
       new CoordinatorHost(options, std::move(journal), std::move(starts), std::move(core)));

@@ -189,6 +189,7 @@ struct Encoder {
     journal::Cluster cluster;
     cluster.set_id(r.id);
     cluster.set_first_save_number(r.first_save_number);
+    cluster.set_is_taking_over(r.is_taking_over);
     Put(kClusterKey, cluster);
   }
   void operator()(const EpochOverRecord& r) {
@@ -396,7 +397,8 @@ absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row, const JournalClo
   if (row.key == kClusterKey) {
     ASSIGN_OR_RETURN(const journal::Cluster cluster, Parse<journal::Cluster>(row));
     if (cluster.id().empty()) return Unreadable(row, "it names no cluster");
-    return ClusterRecord{cluster.id(), std::max<int64_t>(cluster.first_save_number(), 1)};
+    return ClusterRecord{cluster.id(), std::max<int64_t>(cluster.first_save_number(), 1),
+                         cluster.is_taking_over()};
   }
   return Unreadable(row, "its key is of no known form");
 }

@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 #include <utility>
 
+#include "absl/base/attributes.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "base/status_macros.h"
@@ -97,6 +100,15 @@ void SetPagesAside(const std::string& path, int page_bytes) {
   SetAside(path, info.st_size + kMorePages * page_bytes);
 }
 
+// The journals that this process has open. SQLite's locks refuse other processes alone, and this one
+// loses them when it closes any descriptor of the file, as a second Open would.
+ABSL_CONST_INIT absl::Mutex open_mu(absl::kConstInit);
+
+std::set<std::pair<uint64_t, uint64_t>>& OpenFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(open_mu) {
+  static auto* const files = new std::set<std::pair<uint64_t, uint64_t>>();
+  return *files;
+}
+
 uint64_t HeadChecksum(int64_t number, uint64_t digest) {
   return RowChecksum("head", absl::StrCat(number, " ", digest));
 }
@@ -113,6 +125,10 @@ SqliteJournal::~SqliteJournal() {
        {&put_, &delete_, &delete_range_, &select_, &select_range_, &set_head_})
     statement->reset();
   db_.reset();
+  if (file_.has_value()) {
+    absl::MutexLock lock(&open_mu);
+    OpenFiles().erase(*file_);
+  }
   // SQLite has removed the log, and with it the space that the next start may need.
   if (log_bytes_ > 0) SetLogAside(path_, log_bytes_);
 }
@@ -124,23 +140,41 @@ absl::Status SqliteJournal::Error(int code, absl::string_view doing) const {
 }
 
 absl::StatusOr<std::unique_ptr<SqliteJournal>> SqliteJournal::Open(const Options& options) {
-  struct stat info = {};
-  if (stat(options.path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("journal '", options.path, "': is a folder; a file is needed"));
-  }
-  if (options.sets_room_aside) SetPagesAside(options.path, options.page_bytes);
-  sqlite3* raw = nullptr;
-  const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
-  const int code = sqlite3_open_v2(options.path.c_str(), &raw, flags, nullptr);
-  std::unique_ptr<SqliteJournal> journal(new SqliteJournal(options.path, Db(raw)));
-  if (code != SQLITE_OK) return journal->Error(code, "open");
-  if (sqlite3_db_readonly(raw, "main") == 1) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("journal '", options.path, "': open: the file is not writable"));
-  }
+  std::unique_ptr<SqliteJournal> journal(new SqliteJournal(options.path));
+  RETURN_IF_ERROR(journal->OpenFile(options));
   RETURN_IF_ERROR(journal->Initialize(options));
   return journal;
+}
+
+absl::Status SqliteJournal::OpenFile(const Options& options) {
+  // Held to the end, so that of two threads that open the file one is refused.
+  absl::MutexLock lock(&open_mu);
+  struct stat info = {};
+  if (stat(path_.c_str(), &info) == 0) {
+    if (S_ISDIR(info.st_mode)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("journal '", path_, "': is a folder; a file is needed"));
+    }
+    if (OpenFiles().count({info.st_dev, info.st_ino}) > 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("journal '", path_, "': this process has it open already"));
+    }
+  }
+  if (options.sets_room_aside) SetPagesAside(path_, options.page_bytes);
+  sqlite3* raw = nullptr;
+  const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
+  const int code = sqlite3_open_v2(path_.c_str(), &raw, flags, nullptr);
+  db_ = Db(raw);
+  if (code != SQLITE_OK) return Error(code, "open");
+  if (sqlite3_db_readonly(raw, "main") == 1) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("journal '", path_, "': open: the file is not writable"));
+  }
+  if (stat(path_.c_str(), &info) == 0) {
+    file_.emplace(info.st_dev, info.st_ino);
+    OpenFiles().insert(*file_);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SqliteJournal::Initialize(const Options& options) {

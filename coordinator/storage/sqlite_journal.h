@@ -1,14 +1,17 @@
 // A Journal in one SQLite file. The format is described in docs/formats/journal.md.
 //
 // Write-ahead logging; a batch is one transaction, synced to the disk for Durability::kPowerLoss.
-// The file is locked exclusively: a second coordinator that opens it is refused. Disk space for
+// The file is locked exclusively: another coordinator that opens it is refused, and so is a second
+// open in this process. Disk space for
 // some changes is reserved, so that a full disk stops no job. Not thread-safe.
 #ifndef TESSERA_COORDINATOR_STORAGE_SQLITE_JOURNAL_H_
 #define TESSERA_COORDINATOR_STORAGE_SQLITE_JOURNAL_H_
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/storage/journal.h"
@@ -31,8 +34,8 @@ class SqliteJournal : public Journal {
     bool sets_room_aside = true;
   };
 
-  // Errors: FailedPrecondition  written by a newer version (names both); held by another process;
-  //                             a SQLite file of some other program
+  // Errors: FailedPrecondition  written by a newer version (names both); open in another process, or
+  //                             in this one already; a SQLite file of some other program
   //         InvalidArgument     the path is a folder
   //         PermissionDenied    the path cannot be opened for writing
   //         DataLoss            not a SQLite file, a damaged one, or one that has lost its last
@@ -56,8 +59,9 @@ class SqliteJournal : public Journal {
   using Db = std::unique_ptr<sqlite3, CloseDb>;
   using Statement = std::unique_ptr<sqlite3_stmt, FinalizeStatement>;
 
-  SqliteJournal(std::string path, Db db) : path_(std::move(path)), db_(std::move(db)) {}
+  explicit SqliteJournal(std::string path) : path_(std::move(path)) {}
 
+  absl::Status OpenFile(const Options& options);
   absl::Status Initialize(const Options& options);
   // Whether the file has tables already. Errors: FailedPrecondition  as Open.
   absl::StatusOr<bool> CheckOwnership();
@@ -74,6 +78,8 @@ class SqliteJournal : public Journal {
   absl::Status Error(int code, absl::string_view doing) const;
 
   std::string path_;
+  // As the kernel names it; set while it counts as open in this process.
+  std::optional<std::pair<uint64_t, uint64_t>> file_;
   Db db_;
   Statement put_;
   Statement delete_;

@@ -1,8 +1,10 @@
 // What is specific to the SQLite back-end: damage, versions, full disks, a second process.
 #include "coordinator/storage/sqlite_journal.h"
 
+#include <fcntl.h>
 #include <sqlite3.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -131,10 +133,63 @@ TEST_F(SqliteJournalTest, ReadOnlyFileIsRefused) {
 }
 
 TEST_F(SqliteJournalTest, SecondProcessIsRefused) {
+  int to_other[2], from_other[2];
+  ASSERT_EQ(pipe(to_other), 0);
+  ASSERT_EQ(pipe(from_other), 0);
+  // Forked before this process has the journal, of which it then knows nothing.
+  const pid_t other = fork();
+  ASSERT_GE(other, 0);
+  if (other == 0) {
+    char go;
+    (void)!read(to_other[0], &go, 1);
+    const std::string result = Open().status().ToString();
+    (void)!write(from_other[1], result.data(), result.size());
+    _exit(0);
+  }
+  close(from_other[1]);
   ASSERT_OK_AND_ASSIGN(auto journal, Open());
   ASSERT_OK(Append(journal.get(), "k", "v"));
-  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                               HasSubstr("another process holds the journal")));
+  ASSERT_EQ(write(to_other[1], "g", 1), 1);
+  char result[1024];
+  const ssize_t size = read(from_other[0], result, sizeof(result));
+  ASSERT_GT(size, 0);
+  EXPECT_THAT(std::string(result, size), AllOf(HasSubstr("FAILED_PRECONDITION"),
+                                               HasSubstr("another process holds the journal")));
+  ASSERT_EQ(waitpid(other, nullptr, 0), other);
+  for (const int fd : {to_other[0], to_other[1], from_other[0]}) close(fd);
+}
+
+TEST_F(SqliteJournalTest, SecondOpenInThisProcessIsRefusedAndTheFirstKeepsOthersOut) {
+  // Whether another process would be refused.
+  const auto is_locked = [this] {
+    const pid_t other = fork();
+    if (other == 0) {
+      struct flock lock = {};
+      lock.l_type = F_WRLCK;
+      const int fd = open(path_.c_str(), O_RDWR | O_CLOEXEC);
+      _exit(fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(other, &status, 0), other);
+    return status == 0;
+  };
+  ASSERT_OK_AND_ASSIGN(auto journal, Open());
+  ASSERT_OK(Append(journal.get(), "k", "v"));
+  EXPECT_TRUE(is_locked());
+  const std::string path = path_, link = path_ + ".link";
+  std::remove(link.c_str());
+  ASSERT_EQ(symlink(path.c_str(), link.c_str()), 0);
+  for (const std::string& name : {path, link}) {
+    path_ = name;
+    EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 AllOf(HasSubstr(name), HasSubstr("this process has it open"))));
+    EXPECT_TRUE(is_locked());
+  }
+  path_ = path;
+  ASSERT_OK(Append(journal.get(), "k", "w"));
+  journal.reset();
+  EXPECT_FALSE(is_locked());
+  EXPECT_OK(Open());
 }
 
 TEST_F(SqliteJournalTest, FullDiskRefusesTheWholeBatchAndKeepsTheRest) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -32,8 +33,10 @@ namespace {
 using testing::HasSubstr;
 using testing_support::Eventually;
 using testing_support::ExecutorsOf;
+using testing_support::IsStopped;
 using testing_support::ToyModel;
 using testing_support::TrainerTeam;
+using testing_support::VaultOf;
 
 class HandOverKillTest : public ProcessCluster {
  protected:
@@ -257,6 +260,116 @@ TEST_F(HandOverKillTest, StateOutlivesTheNewJobsWorkerThatDiesBeforeItHasIt) {
   ASSERT_NO_FATAL_FAILURE(ExpectTakersGoOn());
   ExpectOldTrainersEnded();
 }
+
+// The trainers of the new job are processes of their own, which can be stopped.
+class HandOverStopTest : public HandOverKillTest {
+ protected:
+  HandOverStopTest() { keep_memory_ = "30s"; }
+  void TearDown() override {
+    takers_.clear();
+    if (const int vault = VaultOf(folder_); vault > 0) kill(vault, SIGKILL);
+    HandOverKillTest::TearDown();
+  }
+  // The final model of a run without failures.
+  std::string RunUndisturbed() {
+    StartAll();
+    std::string model = Finish();
+    TearDown();
+    SetUp();
+    return model;
+  }
+  void StartTaker(int rank, const std::string& faults = "") {
+    std::vector<std::string> args = {"tests/fault/toy_trainer",
+                                     "--coordinator=" + coordinator_address(),
+                                     "--worker=unix:" + folder_ + "/spare/worker.sock",
+                                     absl::StrCat("--rank=", rank),
+                                     absl::StrCat("--world-size=", kWorldSize),
+                                     absl::StrCat("--steps=", kSteps),
+                                     "--save=" + model_path(),
+                                     "--job=next",
+                                     "--take-over-from=toy",
+                                     "--replace"};
+    args.insert(args.end(), model_flags_.begin(), model_flags_.end());
+    if (!faults.empty()) args.push_back("--fault-points=" + faults);
+    auto started = demo::ChildProcess::Start(args, folder_ + "/taker.log");
+    ASSERT_OK(started);
+    takers_.resize(kWorldSize);
+    takers_[rank] = *std::move(started);
+  }
+  void HandOver() {
+    trainer_flags_ = model_flags_;
+    trainer_flags_.push_back(absl::StrCat("--hand-over-at=", kSteps / 3));
+    StartAll();
+    ASSERT_NO_FATAL_FAILURE(AwaitPhase(v1::HAND_OVER_PHASE_OFFERED));
+    StartSpareWorker();
+  }
+  static void AwaitStop(int pid) {
+    ASSERT_TRUE(Eventually([pid] { return IsStopped(pid); })) << "it did not come there";
+  }
+  static void End(demo::ChildProcess* process) {
+    process->Kill(SIGKILL);
+    process->Wait();
+  }
+  // The new job's model.
+  std::string FinishTakers() {
+    ExpectOldTrainersEnded();
+    trainers_ = std::move(takers_);
+    return Finish();
+  }
+
+  std::vector<std::string> model_flags_;
+  std::vector<std::unique_ptr<demo::ChildProcess>> takers_;
+};
+
+class StoppedTakerTest : public HandOverStopTest,
+                         public testing::WithParamInterface<std::tuple<const char*, bool>> {};
+
+TEST_P(StoppedTakerTest, IsBackAndTheNewJobHasTheBitsOfAnUndisturbedRun) {
+  const auto& [point, is_replaced] = GetParam();
+  if (point == std::string("take-over.read-buffer")) model_flags_ = {"--buffers"};
+  trainer_flags_ = model_flags_;
+  const std::string undisturbed = model_flags_.empty() ? UndisturbedModel() : RunUndisturbed();
+  ASSERT_FALSE(undisturbed.empty());
+  ASSERT_NO_FATAL_FAILURE(HandOver());
+  for (int rank = 0; rank < kWorldSize; ++rank)
+    StartTaker(rank, rank == 1 ? absl::StrCat(point, "=stop@1") : "");
+  ASSERT_NO_FATAL_FAILURE(AwaitStop(takers_[1]->pid()));
+  for (const int rank : {0, 2}) EXPECT_TRUE(takers_[rank]->running()) << rank;
+  if (is_replaced) {
+    End(takers_[1].get());
+    StartTaker(1);
+  } else {
+    takers_[1]->Kill(SIGCONT);
+  }
+  EXPECT_TRUE(FinishTakers() == undisturbed) << "of other bytes";
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, StoppedTakerTest,
+                         testing::Combine(testing::Values("take-over.read", "take-over.read-buffer",
+                                                          "take-over.accepted",
+                                                          "take-over.committed"),
+                                          testing::Bool()));
+
+class StoppedGiverTest : public HandOverStopTest, public testing::WithParamInterface<bool> {};
+
+// The daemon that reads the old job's state for the new one.
+TEST_P(StoppedGiverTest, IsBackAndTheNewJobHasTheBitsOfAnUndisturbedRun) {
+  ASSERT_FALSE(UndisturbedModel().empty());
+  daemon_faults_ = "hand-over.read=stop@1";
+  ASSERT_NO_FATAL_FAILURE(HandOver());
+  for (int rank = 0; rank < kWorldSize; ++rank) StartTaker(rank);
+  ASSERT_NO_FATAL_FAILURE(AwaitStop(worker_->pid()));
+  if (GetParam()) {
+    End(worker_.get());
+    daemon_faults_.clear();
+    StartWorker();
+  } else {
+    worker_->Kill(SIGCONT);
+  }
+  EXPECT_TRUE(FinishTakers() == UndisturbedModel()) << "of other bytes";
+}
+
+INSTANTIATE_TEST_SUITE_P(IsReplaced, StoppedGiverTest, testing::Bool());
 
 // The coordinator dies at its n-th change of the journal from before the hand-over on.
 struct JournalKill {

@@ -86,6 +86,46 @@ TEST_F(ReplicaKillTest, SpareWorkerTakesOverAndTheModelIsBitIdentical) {
   EXPECT_EQ(Finish(), UndisturbedHybrid());
 }
 
+class ReplicaPieceKillTest : public ReplicaKillTest,
+                             public testing::WithParamInterface<const char*> {
+ protected:
+  ReplicaPieceKillTest() {
+    // A rebuild of more than one piece.
+    trainer_flags_ = {absl::StrCat("--unused-buffer-bytes=", 65 << 20)};
+    steps_ = 9;
+  }
+  // The final model of a run without failures.
+  std::string RunUndisturbed() {
+    StartBoth();
+    std::string model = Finish();
+    TearDown();
+    SetUp();
+    return model;
+  }
+};
+
+// The worker that is rebuilt has executors that end or stand still between two pieces.
+TEST_P(ReplicaPieceKillTest, ProcessThatEndsOrStopsBetweenTwoPiecesDelaysTheRebuild) {
+  const std::string undisturbed = RunUndisturbed();
+  ASSERT_FALSE(undisturbed.empty());
+  pause_at_ = 6;
+  StartBoth();
+  AwaitStep(0, 3);
+  Kill(second_worker_.get());
+  KillTrainers(2, 3);
+  StartSecondWorker(GetParam());
+  // A stopped executor is killed by its worker.
+  ASSERT_TRUE(AwaitLog("second.log", "killed by signal 9"));
+  Kill(second_worker_.get());
+  StartSecondWorker();
+  StartTrainers(2, 3);
+  Resume();
+  EXPECT_TRUE(Finish() == undisturbed) << "of other bytes";
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, ReplicaPieceKillTest,
+                         testing::Values("rebuild.piece=kill@1", "rebuild.piece=stop@1"));
+
 // What the executors of the worker that is rebuilt do in the first rebuild.
 class ReplicaKillPointTest : public ReplicaKillTest,
                              public testing::WithParamInterface<const char*> {};

@@ -1,7 +1,8 @@
 // Trains the toy model as one rank and saves it. Prints "step N" before each step, "done" at the
 // end. With --buffers rank 0 publishes those of ToyBuffers. Before step --pause-at it waits until
 // the file --resume-file exists. After step
-// --hand-over-at it hands the job over, and prints "handed over" or "goes on".
+// --hand-over-at it hands the job over, and prints "handed over" or "goes on". With --take-over-from
+// the job begins with the state of that one.
 #include <grp.h>
 #include <unistd.h>
 
@@ -42,10 +43,16 @@ int main(int argc, char** argv) {
   app.add_flag("--optimizer-in-backward", options.config.optimizer_in_backward);
   int64_t hand_over_at = 0;
   app.add_option("--hand-over-at", hand_over_at);
+  options.job_id = "toy";
+  app.add_option("--job", options.job_id);
+  std::string take_over_from;
+  app.add_option("--take-over-from", take_over_from);
   bool host_executor = false;
   app.add_flag("--host-executor", host_executor);
   bool buffers = false;
   app.add_flag("--buffers", buffers);
+  int64_t unused_buffer_bytes = 0;  // Of one that nobody publishes.
+  app.add_option("--unused-buffer-bytes", unused_buffer_bytes);
   std::string faults;
   app.add_option("--fault-points", faults);
   int uid = -1;  // To be, once this is loaded from where only the test's user may read.
@@ -54,12 +61,13 @@ int main(int argc, char** argv) {
   if (uid >= 0 && (setgroups(0, nullptr) != 0 || setgid(uid) != 0 || setuid(uid) != 0)) return 2;
   if (!tessera::ArmFaultPointsFromFlag(faults).ok()) return 2;
   if (host_executor) options.host_executor = tessera::RunExecutorOfThisMachineHere();
-  options.job_id = "toy";
   if (options.config.shard_group_size > 0)
     options.config.strategy = tessera::Strategy::kHybridShard;
   options.config.collective_timeout = absl::Milliseconds(collective_timeout_ms);
   options.model = tessera::testing_support::ToyModel(4);
   if (buffers) options.model.buffers = tessera::testing_support::ToyBuffers();
+  if (unused_buffer_bytes > 0)
+    options.model.buffers.push_back({"unused", tessera::StoredDType::kU8, {unused_buffer_bytes}});
   options.config.groups[0].learning_rate = learning_rate;
   options.config.max_gradient_norm = no_clipping ? 0.0 : 1.0;
   auto session = tessera::Session::Open(options);
@@ -80,6 +88,10 @@ int main(int argc, char** argv) {
     // Where this fails the try of the step will too, and says so.
     if (options.config.optimizer_in_backward) (void)(*session)->AnnounceStep(numbers(step));
   };
+  while (status.ok() && !take_over_from.empty() && !(*session)->initialized()) {
+    status = tessera::TakeOver(session->get(), {take_over_from, absl::Seconds(60)}).status();
+    if (absl::IsAborted(status)) status = (*session)->Recover();
+  }
   while (status.ok() && hand_over_at > 0) {
     status = tessera::testing_support::TrainToy(session->get(), hand_over_at, announce, 1, numbers);
     if (status.ok()) {

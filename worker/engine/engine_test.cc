@@ -357,6 +357,18 @@ TEST_F(BallotTest, NormTakesInAllDivisionsAndAParameterCountsIfAnyRankTouchedIt)
   EXPECT_DOUBLE_EQ(Count(a, b).gradient_scale, 0.05 * 0.125 / (0.25 + 1e-6));
 }
 
+TEST_F(BallotTest, InfiniteScaleIsRefusedBeforeItIsDecided) {
+  Vote a, b;
+  constexpr double kTiny = 1e-310;  // Its inverse is infinite.
+  EXPECT_THAT(Count(a, b, kTiny).status,
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("would be infinite")));
+  a.weight = b.weight = kTiny;
+  EXPECT_THAT(Count(a, b).status,
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("would be infinite")));
+  a.weight = b.weight = 1;
+  EXPECT_OK(Count(a, b).status);
+}
+
 TEST_F(BallotTest, TallyClipsAsTheTrainerSaysOrElseAsTheJob) {
   auto control = std::make_unique<ControlPage>();
   JobConfig config;

@@ -1,5 +1,6 @@
 #include "worker/engine/group_page.h"
 
+#include <cmath>
 #include <cstring>
 #include <random>
 
@@ -200,11 +201,30 @@ void SaveHostProgress(const GroupPage& group, const UpdateCounts& counts, int64_
   for (int i = 0; i < 2 * counts.num_parameters(); ++i) words[at++] = WordOf(counts.Word(i));
 }
 
-// The words come from another host: an older step's would undo one that this host may have decided.
-absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step) {
-  if (words[kStepWord] == static_cast<uint64_t>(step)) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat("the received values are of step ", words[kStepWord], ", not ", step));
+absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step, int num_groups) {
+  // The words come from another host: an older step's would undo one that this host may have
+  // decided.
+  if (words[kStepWord] != static_cast<uint64_t>(step)) {
+    return absl::DataLossError(
+        absl::StrCat("the received values are of step ", words[kStepWord], ", not ", step));
+  }
+  Decision decision;
+  size_t at = kDecisionWord;
+  ForEachField(decision, num_groups, [&](auto& field) { StoreWord(words[at++], &field); });
+  const double scale = decision.gradient_scale.load(kRelaxed);
+  // Not a number is refused too.
+  if (!(scale >= 0) || std::isinf(scale) || !(decision.gradient_norm.load(kRelaxed) >= 0) ||
+      decision.writes.load(kRelaxed) < 0 || decision.trained_step.load(kRelaxed) < 0) {
+    return absl::DataLossError("the received values have numbers that no step has");
+  }
+  if (!IsInitialized(words)) return absl::OkStatus();  // There are no groups yet.
+  const std::vector<HyperParameters> groups = LoadGroups(decision, num_groups);
+  for (int i = 0; i < num_groups; ++i) {
+    const absl::Status valid = ValidateHyperParameters(groups[i], i);
+    if (!valid.ok())
+      return absl::DataLossError(absl::StrCat("the received values: ", valid.message()));
+  }
+  return absl::OkStatus();
 }
 
 bool IsInitialized(absl::Span<const uint64_t> words) { return words[kInitializedWord] != 0; }

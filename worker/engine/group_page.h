@@ -162,8 +162,8 @@ int64_t HostProgressWords(int num_groups, int num_parameters);
 // `words`: HostProgressWords of them. Requires that `step` is the decided one, and stays so.
 void SaveHostProgress(const GroupPage& group, const UpdateCounts& counts, int64_t step,
                       int num_groups, absl::Span<uint64_t> words);
-// Errors: DataLoss  they are of another step
-absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step);
+// Errors: DataLoss  they are of another step, or have numbers that no step has
+absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step, int num_groups);
 bool IsInitialized(absl::Span<const uint64_t> words);  // As the page it was taken from.
 // Ranks of a host may do so at once, of words that say the same.
 void RestoreHostProgress(absl::Span<const uint64_t> words, GroupPage* group,

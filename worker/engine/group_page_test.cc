@@ -1,5 +1,6 @@
 #include "worker/engine/group_page.h"
 
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -49,7 +50,7 @@ TEST(HostProgressTest, EmptyHostKnowsAfterwardsWhatTheOtherDoesAndDecidesTheSame
     if (put != 0) whole.Decide(7, std::vector<bool>(kParameters), put);
     const int64_t decided = whole.group->decided_step.load();
     const std::vector<uint64_t> words = whole.Words(decided);
-    ASSERT_OK(CheckHostProgress(words, decided));
+    ASSERT_OK(CheckHostProgress(words, decided, kGroups));
     EXPECT_TRUE(IsInitialized(words));
     RestoreHostProgress(words, empty.group.get(), empty.counts, kGroups);
     // And the step that follows is the same one.
@@ -77,9 +78,31 @@ TEST(HostProgressTest, EmptyHostKnowsAfterwardsWhatTheOtherDoesAndDecidesTheSame
 TEST(HostProgressTest, WordsOfAnotherStepAreRefused) {
   Host whole;
   whole.Decide(1, kAll);
-  EXPECT_THAT(CheckHostProgress(whole.Words(1), 2),
+  EXPECT_THAT(CheckHostProgress(whole.Words(1), 2, kGroups),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("of step 1, not 2")));
   EXPECT_FALSE(IsInitialized(whole.Words(1)));
+}
+
+TEST(HostProgressTest, NumbersThatNoStepHasAreRefused) {
+  const auto expect_refused = [](void (*change)(GroupPage*), const char* fragment) {
+    Host whole;
+    whole.Decide(1, kAll);
+    whole.group->initialized.store(1);
+    EXPECT_OK(CheckHostProgress(whole.Words(1), 1, kGroups));
+    change(whole.group.get());
+    EXPECT_THAT(CheckHostProgress(whole.Words(1), 1, kGroups),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr(fragment)));
+  };
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  static constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const char* const none = "numbers that no step has";
+  expect_refused([](GroupPage* p) { p->decisions[1].gradient_scale = kInfinity; }, none);
+  expect_refused([](GroupPage* p) { p->decisions[1].gradient_scale = -1; }, none);
+  expect_refused([](GroupPage* p) { p->decisions[1].gradient_scale = kNan; }, none);
+  expect_refused([](GroupPage* p) { p->decisions[1].gradient_norm = kNan; }, none);
+  expect_refused([](GroupPage* p) { p->decisions[1].trained_step = -1; }, none);
+  expect_refused([](GroupPage* p) { p->decisions[1].writes = -1; }, none);
+  expect_refused([](GroupPage* p) { p->decisions[1].groups[1].beta2 = 1.5; }, "beta2");
 }
 
 }  // namespace

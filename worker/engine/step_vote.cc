@@ -51,16 +51,22 @@ absl::Status ShardsChanged(const Vote& vote, int rank, const ModelLayout& layout
 
 // From the mean over the ranks to what the trainers asked for.
 absl::StatusOr<double> UnclippedScale(const std::vector<Vote>& votes, double divisor) {
-  if (votes[0].weight < 0) return 1.0 / divisor;
-  // In rank order, so that the sum has the same bits everywhere.
-  double total = 0;
-  for (const Vote& vote : votes) total += vote.weight;
-  // Written so that a NaN is refused too.
-  if (!(total > 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step ", votes[0].step, ": the ranks' weights add up to ", total));
+  double scale = 1.0 / divisor;
+  if (votes[0].weight >= 0) {
+    // In rank order, so that the sum has the same bits everywhere.
+    double total = 0;
+    for (const Vote& vote : votes) total += vote.weight;
+    // Written so that a NaN is refused too.
+    if (!(total > 0) || std::isinf(total)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("step ", votes[0].step, ": the ranks' weights add up to ", total));
+    }
+    scale = static_cast<double>(votes.size()) / total / divisor;
   }
-  return static_cast<double>(votes.size()) / total / divisor;
+  if (std::isfinite(scale)) return scale;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "step ", votes[0].step, ": gradient divisor ", divisor,
+      " is too small, or the ranks' weights are: the gradient's scale would be infinite"));
 }
 
 }  // namespace

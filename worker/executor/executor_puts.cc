@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -66,7 +67,9 @@ absl::Status ExecutorPuts::ReadManifest(const v1::ExecutorPut& command, Put* put
         range.numel(), range.offset_bytes(), range.crc32()};
   }
   for (const auto& [parameter, count] : manifest.update_counts()) {
-    if (parameter < 0 || parameter >= num_parameters_ || count < 0)
+    // The group page counts in 32 bits.
+    if (parameter < 0 || parameter >= num_parameters_ || count < 0 ||
+        count > std::numeric_limits<uint32_t>::max())
       return absl::DataLossError("the manifest is of another job");
     put->update_counts[parameter] = count;
   }

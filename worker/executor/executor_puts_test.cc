@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <limits>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -184,6 +185,18 @@ TEST_F(ExecutorPutsTest, ManifestOfAnotherJobIsRefused) {
   EXPECT_EQ(puts_.Offer(0), 0u);
   puts_.Give({}, UniqueFd());
   EXPECT_THAT(gone_.back(), Pair(0, HasSubstr("without a file")));
+}
+
+TEST_F(ExecutorPutsTest, CountOfUpdatesThatTheGroupPageCannotHoldIsRefused) {
+  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
+  (*manifest_.mutable_update_counts())[1] = kMost + 1;
+  Give();
+  EXPECT_THAT(gone_, ElementsAre(Pair(kPut, HasSubstr("of another job"))));
+  EXPECT_EQ(puts_.Offer(0), 0u);
+  (*manifest_.mutable_update_counts())[1] = kMost;
+  Give(kPut + 1);
+  EXPECT_EQ(puts_.Offer(0), kPut + 1);
+  EXPECT_EQ(puts_.update_counts().at(1), kMost);
 }
 
 }  // namespace

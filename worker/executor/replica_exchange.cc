@@ -139,7 +139,7 @@ absl::Status ReplicaExchange::ReceiveFrom(int rank, int64_t step) {
   RETURN_IF_ERROR(MoveAll(rank, {Whole(rank, &progress)}, /*is_sender=*/false));
   const auto words = absl::MakeConstSpan(progress).subspan(1);
   // The source must be at the step that all resume at.
-  RETURN_IF_ERROR(CheckHostProgress(words, step));
+  RETURN_IF_ERROR(CheckHostProgress(words, step, static_cast<int>(memory.config.groups.size())));
   RETURN_IF_ERROR(FaultPoint("rebuild.before-state"));
   if (IsInitialized(words)) {
     if (options_.image != nullptr) RETURN_IF_ERROR(options_.image->Reserve(options_.kernels));

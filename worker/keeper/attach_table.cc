@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/same_secret.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "layout/layout_digest.h"
@@ -34,14 +35,6 @@ bool IsRunning(const UniqueFd& process) {
   return poll(&ended, 1, 0) == 0;
 }
 
-// Takes as long wherever they differ.
-bool AreEqual(absl::string_view a, absl::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned char differ = 0;
-  for (size_t i = 0; i < a.size(); ++i) differ |= static_cast<unsigned char>(a[i] ^ b[i]);
-  return differ == 0;
-}
-
 }  // namespace
 
 absl::Status CheckTrainer(const JobContext& context, const std::string& attach_key,
@@ -51,7 +44,7 @@ absl::Status CheckTrainer(const JobContext& context, const std::string& attach_k
   const std::string who = absl::StrCat("job '", context.job_id, "': ");
   // The kernel names the peer's user. What the request says of itself decides nothing.
   if (!IsOwnUser(peer)) {
-    if (attach_key.empty() || !AreEqual(attach_key, request.attach_key())) {
+    if (attach_key.empty() || !IsSameSecret(attach_key, request.attach_key())) {
       return absl::PermissionDeniedError(
           absl::StrCat(who, "a process of user ", peer.uid,
                        " attaches with the key that the coordinator gives the job's owner, and "

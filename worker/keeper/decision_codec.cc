@@ -1,6 +1,8 @@
 #include "worker/keeper/decision_codec.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -24,8 +26,9 @@ absl::StatusOr<StepNumbers> DecodeNumbers(const v1::StepDecision& decision, int6
   numbers.gradient_norm = decision.gradient_norm();
   numbers.is_write = decision.is_write();
   numbers.is_trainers_step = decision.is_trainers_step();
-  // Not a number is refused too.
-  if (!(numbers.gradient_scale >= 0)) return Refusal(step, "its gradient scale is none");
+  // Not a number is refused too. An infinite scale would make NaN of a gradient of zero.
+  if (!(numbers.gradient_scale >= 0) || std::isinf(numbers.gradient_scale))
+    return Refusal(step, "its gradient scale is none");
   if (!(numbers.gradient_norm >= 0)) return Refusal(step, "its gradient norm is none");
   if (numbers.is_trainers_step && !numbers.is_write)
     return Refusal(step, "a step of the trainers' own without values");
@@ -56,6 +59,11 @@ absl::StatusOr<TrainingProgress> DecodeLoaded(const v1::StepDecision& decision, 
     return Refusal(step, "moments without a write");
   if (loaded.step < 0 || decision.loaded().update_counts_size() != num_parameters)
     return Refusal(step, "it has the training progress of another job");
+  for (const int64_t count : loaded.update_counts) {
+    // The group page counts in 32 bits.
+    if (count < 0 || count > std::numeric_limits<uint32_t>::max())
+      return Refusal(step, absl::StrCat("a parameter with ", count, " updates"));
+  }
   return loaded;
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <random>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "job/field_limits.h"
@@ -192,6 +193,8 @@ TEST(DecisionCodecTest, NumbersThatNoStepHasAreRefusedAndChangeNothing) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   expect_refused([](v1::StepDecision* d) { d->set_gradient_scale(kNan); }, "gradient scale");
   expect_refused([](v1::StepDecision* d) { d->set_gradient_scale(-1); }, "gradient scale");
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  expect_refused([](v1::StepDecision* d) { d->set_gradient_scale(kInfinity); }, "gradient scale");
   expect_refused([](v1::StepDecision* d) { d->set_gradient_norm(kNan); }, "gradient norm");
   expect_refused([](v1::StepDecision* d) { d->set_gradient_norm(-1); }, "gradient norm");
   expect_refused([](v1::StepDecision* d) { d->mutable_groups(1)->set_beta2(1.5); }, "beta2");
@@ -199,6 +202,31 @@ TEST(DecisionCodecTest, NumbersThatNoStepHasAreRefusedAndChangeNothing) {
   expect_refused([](v1::StepDecision* d) { d->set_is_write(true); }, "gradient");
   expect_refused([](v1::StepDecision* d) { d->mutable_touched()->back() = '\x08'; }, "parameter");
   ASSERT_OK(RecordDecision(good.SerializeAsString(), 1, missed.group.get(), missed.counts, 2));
+}
+
+TEST(DecisionCodecTest, CountsOfUpdatesThatThePageCannotHoldAreRefusedAndChangeNothing) {
+  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
+  Worker knows;
+  StepNumbers numbers;
+  numbers.is_write = true;
+  numbers.groups.resize(2);
+  numbers.loaded.emplace();
+  numbers.loaded->update_counts.assign(Worker::kParameters, kMost);
+  RecordDecision(knows.group.get(), knows.counts, 1, numbers, None());
+  v1::StepDecision good;
+  ASSERT_TRUE(good.ParseFromString(EncodeDecision(*knows.group, knows.counts, 2)));
+  for (const int64_t bad_count : {kMost + 1, int64_t{-1}, std::numeric_limits<int64_t>::max()}) {
+    Worker missed;
+    v1::StepDecision bad = good;
+    bad.mutable_loaded()->set_update_counts(3, bad_count);
+    EXPECT_THAT(RecordDecision(bad.SerializeAsString(), 1, missed.group.get(), missed.counts, 2),
+                StatusIs(absl::StatusCode::kDataLoss,
+                         HasSubstr(absl::StrCat("a parameter with ", bad_count, " updates"))));
+    EXPECT_EQ(missed.group->decided_step.load(), 0);
+  }
+  Worker missed;
+  ASSERT_OK(RecordDecision(good.SerializeAsString(), 1, missed.group.get(), missed.counts, 2));
+  EXPECT_EQ(missed.counts.CountOf(1, 3), kMost);
 }
 
 TEST(DecisionCodecTest, RandomBytesAndFlippedBitsAreRefusedOrAreADecision) {

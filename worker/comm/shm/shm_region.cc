@@ -71,8 +71,7 @@ void ShmRegion::WakeEveryone() const {
   // Wakes are a courtesy: a waiter that gets none looks again after its slice.
   for (int channel = 0; channel < num_channels_; ++channel) {
     for (int rank = 0; rank < size_; ++rank) {
-      WakeAll(slot(channel, rank)->arrived.value);
-      WakeAll(slot(channel, rank)->joined.value);
+      for (const WaitWord* word : slot(channel, rank)->wait_words()) WakeAll(word->value);
     }
   }
 }

@@ -11,6 +11,7 @@
 #ifndef TESSERA_WORKER_COMM_SHM_SHM_REGION_H_
 #define TESSERA_WORKER_COMM_SHM_SHM_REGION_H_
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -44,6 +45,9 @@ struct alignas(kShmLineBytes) RankSlot {
   std::atomic<int32_t> process;   // Its pid.
   std::atomic<uint64_t> offered;  // An address in it: the nonce's, then what it sends.
   std::atomic<uint64_t> nonce;    // The value there when it joins.
+
+  // All that a rank may wait for.
+  std::array<const WaitWord*, 3> wait_words() const { return {&arrived, &joined, &probed}; }
 };
 
 // Where things are. Pure arithmetic over one base address.

@@ -7,11 +7,13 @@
 #include <asio.hpp>
 #include <atomic>
 #include <chrono>
+#include <list>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "base/same_secret.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "worker/comm/tcp/frame.h"
@@ -25,12 +27,27 @@ using ErrorCode = asio::error_code;
 // Between two questions whether to stop.
 constexpr absl::Duration kStopInterval = absl::Milliseconds(20);
 
-// Moves all of a part's bytes, as many in each system call as the socket takes. Asio's own limit is
-// 64 KiB a call.
+// Before the next accept after one that failed.
+constexpr auto kAcceptDelay = std::chrono::milliseconds(20);
+// Connections at once that have not greeted, in addition to those of the peers.
+constexpr size_t kMaxStrangers = 64;
+
+// Moves all of a part's bytes, as many in each system call as the socket takes, until the mesh
+// fails. Asio's own limit is 64 KiB a call.
 struct MoveAll {
   static constexpr size_t kMaxCallBytes = size_t{4} << 20;
-  size_t operator()(const ErrorCode& error, size_t) const { return error ? 0 : kMaxCallBytes; }
+  const absl::Status* failure;
+  size_t operator()(const ErrorCode& error, size_t) const {
+    return error || !failure->ok() ? 0 : kMaxCallBytes;
+  }
 };
+
+bool IsSame(const Secret& secret, const Secret& shown) {
+  const auto text = [](const Secret& s) {
+    return absl::string_view(reinterpret_cast<const char*>(s.data()), s.size());
+  };
+  return IsSameSecret(text(secret), text(shown));
+}
 
 // One connected peer.
 struct Link {
@@ -57,7 +74,10 @@ struct Transfer {
 class AsioMesh : public PeerMesh {
  public:
   explicit AsioMesh(Options options)
-      : options_(std::move(options)), work_(asio::make_work_guard(io_)), acceptor_(io_) {}
+      : options_(std::move(options)),
+        work_(asio::make_work_guard(io_)),
+        acceptor_(io_),
+        accept_again_(io_) {}
 
   absl::Status Open();
   const std::string& address() const override { return address_; }
@@ -99,7 +119,9 @@ class AsioMesh : public PeerMesh {
   absl::Status Dial(int peer, const std::string& address);
   void Greet(Link* link);
   void Accept();
-  void OnGreeting(const std::shared_ptr<Stranger>& stranger);
+  void ReadGreeting(tcp::socket socket);
+  void OnGreeting(Stranger* stranger);
+  void EndAccepting();
 
   void Send(Transfer* transfer);
   void Receive(const Operation& operation, Transfer* transfer);
@@ -111,6 +133,9 @@ class AsioMesh : public PeerMesh {
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   tcp::acceptor acceptor_;
+  asio::steady_timer accept_again_;
+  std::string accept_error_;                        // Of the last accept; empty: it went well.
+  std::list<std::shared_ptr<Stranger>> strangers_;  // The oldest first.
   Secret secret_;
   std::string address_;
   std::vector<std::unique_ptr<Link>> dialing_;
@@ -154,12 +179,16 @@ absl::Status AsioMesh::Open() {
 
 void AsioMesh::CancelAll() {
   ErrorCode ignored;
-  // Connected sockets are cancelled but not closed: Tell may still send the reason on them.
   acceptor_.close(ignored);
-  for (auto& [peer, link] : links_) link->socket.cancel(ignored);
-  for (auto& link : dialing_) link->socket.close(ignored);
-  // Handlers refer to buffers of the caller: none may be left when the operation returns.
-  while (running_ > 0) io_.run_one();
+  // Handlers refer to buffers of the caller: none may be left when the operation returns. One whose
+  // operation was over before it could be cancelled may start the next, so all are cancelled again
+  // after each handler.
+  while (running_ > 0) {
+    // Connected sockets are cancelled but not closed: Tell may still send the reason on them.
+    for (auto& [peer, link] : links_) link->socket.cancel(ignored);
+    for (auto& link : dialing_) link->socket.close(ignored);
+    io_.run_one();
+  }
 }
 
 absl::Status AsioMesh::Run(absl::Time deadline, const std::function<bool()>& stop) {
@@ -195,16 +224,15 @@ absl::Status AsioMesh::Connect(const std::map<int, std::string>& addresses, absl
   }
   Accept();
   const absl::Status status = Run(deadline, stop);
-  ErrorCode ignored;
-  acceptor_.close(ignored);
+  EndAccepting();
   if (absl::IsDeadlineExceeded(status)) {
     std::vector<int> missing;
     for (const int peer : options_.peers) {
       if (links_.count(peer) == 0) missing.push_back(peer);
     }
-    failure_ = absl::DeadlineExceededError(absl::StrCat(Me(), " waits to connect with ranks ",
-                                                        absl::StrJoin(missing, ", "), " of ",
-                                                        options_.group_size));
+    failure_ = absl::DeadlineExceededError(absl::StrCat(
+        Me(), " waits to connect with ranks ", absl::StrJoin(missing, ", "), " of ",
+        options_.group_size, accept_error_.empty() ? "" : "; it cannot accept: ", accept_error_));
   }
   return failure_;
 }
@@ -253,22 +281,50 @@ void AsioMesh::Greet(Link* link) {
 
 void AsioMesh::Accept() {
   acceptor_.async_accept([this](ErrorCode error, tcp::socket socket) {
-    if (error) return;  // Closed, or a connection that went away.
-    // No deadline for one that never greets: closing the mesh ends the read.
-    auto stranger = std::make_shared<Stranger>(std::move(socket));
-    asio::async_read(stranger->socket, asio::buffer(stranger->greeting),
-                     [this, stranger](ErrorCode error, size_t) {
-                       if (!error) OnGreeting(stranger);
-                     });
-    Accept();
+    if (!acceptor_.is_open()) return;
+    accept_error_ = error ? error.message() : "";
+    if (!error) {
+      ReadGreeting(std::move(socket));
+      return Accept();
+    }
+    // Most likely no descriptor is free. The connections wait in the backlog until one is.
+    accept_again_.expires_after(kAcceptDelay);
+    accept_again_.async_wait([this](ErrorCode) {
+      if (acceptor_.is_open()) Accept();
+    });
   });
 }
 
-void AsioMesh::OnGreeting(const std::shared_ptr<Stranger>& stranger) {
+void AsioMesh::ReadGreeting(tcp::socket socket) {
+  // Peers greet at once, so the oldest one that has not is the least likely peer.
+  if (strangers_.size() == kMaxStrangers + options_.peers.size()) {
+    ErrorCode ignored;
+    strangers_.front()->socket.close(ignored);
+    strangers_.pop_front();
+  }
+  auto stranger = strangers_.emplace_back(std::make_shared<Stranger>(std::move(socket)));
+  asio::async_read(stranger->socket, asio::buffer(stranger->greeting),
+                   [this, stranger](ErrorCode error, size_t) {
+                     strangers_.remove(stranger);
+                     if (!error && stranger->socket.is_open()) OnGreeting(stranger.get());
+                   });
+}
+
+// Of the connections that are left, none is a peer's.
+void AsioMesh::EndAccepting() {
+  ErrorCode ignored;
+  acceptor_.close(ignored);
+  accept_again_.cancel();
+  for (const auto& stranger : strangers_) stranger->socket.close(ignored);
+  strangers_.clear();
+  io_.poll();  // The handler of an accept that is over owns a connection too.
+}
+
+void AsioMesh::OnGreeting(Stranger* stranger) {
   const auto hello = DecodeGreeting(stranger->greeting);
   // All of it is checked before there is a link. Without the secret a connection gets no answer,
   // and a second one in a peer's name changes nothing.
-  if (!hello.has_value() || hello->secret != secret_ || hello->epoch != options_.epoch ||
+  if (!hello.has_value() || !IsSame(secret_, hello->secret) || hello->epoch != options_.epoch ||
       hello->to != options_.rank || hello->from >= options_.rank ||
       peer_secrets_.count(hello->from) == 0 || links_.count(hello->from) > 0) {
     return;  // The socket closes.
@@ -330,11 +386,12 @@ absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int
 
 void AsioMesh::Send(Transfer* transfer) {
   ++running_;
-  asio::async_write(transfer->link->socket, transfer->out, MoveAll(),
+  asio::async_write(transfer->link->socket, transfer->out, MoveAll{&failure_},
                     [this, transfer](ErrorCode error, size_t bytes) {
                       --running_;
                       bytes_sent_ += static_cast<int64_t>(bytes);
                       if (error) return FailLink(*transfer->link, error);
+                      if (bytes < asio::buffer_size(transfer->out)) return;  // The mesh failed.
                       transfer->sent = true;
                       --pending_;
                     });
@@ -350,11 +407,12 @@ void AsioMesh::Receive(const Operation& operation, Transfer* transfer) {
                      // Only a frame that matches goes to the caller's memory, straight to its
                      // place.
                      ++running_;
-                     asio::async_read(transfer->link->socket, transfer->in, MoveAll(),
+                     asio::async_read(transfer->link->socket, transfer->in, MoveAll{&failure_},
                                       [this, transfer](ErrorCode error, size_t bytes) {
                                         --running_;
                                         bytes_received_ += static_cast<int64_t>(bytes);
                                         if (error) return FailLink(*transfer->link, error);
+                                        if (bytes < asio::buffer_size(transfer->in)) return;
                                         transfer->received = true;
                                         --pending_;
                                       });

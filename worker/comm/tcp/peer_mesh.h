@@ -60,7 +60,10 @@ class PeerMesh {
   virtual const std::string& address() const = 0;
 
   // Connects with all peers. `addresses` has those of all of them. `stop`, if not null, is asked
-  // now and again whether to give up. Errors: InvalidArgument   an address is malformed or missing
+  // now and again whether to give up. Connections that do not show who they are end with this call,
+  // or earlier where there are too many. While none can be accepted, as without a free descriptor,
+  // it waits.
+  // Errors: InvalidArgument   an address is malformed or missing
   //         DeadlineExceeded  peers did not come in time; the message names them
   //         Unavailable       a peer refused the connection
   //         Aborted           Abort was called, or `stop` said so

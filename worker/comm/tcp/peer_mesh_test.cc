@@ -1,14 +1,21 @@
 // Meshes of threads, over real sockets of the loopback interface.
 #include "worker/comm/tcp/peer_mesh.h"
 
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+
 #include <asio.hpp>
 #include <atomic>
+#include <future>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "worker/comm/tcp/frame.h"
 
@@ -223,6 +230,104 @@ TEST(PeerMeshTest, WhoDoesNotKnowTheSecretDoesNotGetInAndDisturbsNobody) {
     EXPECT_OK(status);
   }
   EXPECT_EQ(in, 42);
+}
+
+asio::ip::tcp::endpoint EndpointOf(const PeerAddress& address) {
+  return {asio::ip::make_address(address.host), address.port};
+}
+
+TEST(PeerMeshTest, AbortEndsAnExchangeOfWhichAHeaderHasComeAndTheBytesHaveNot) {
+  Mesh mesh(2);
+  ASSERT_OK_AND_ASSIGN(const PeerAddress address, ParsePeerAddress(mesh.addresses[1]));
+  asio::io_context io;
+  asio::ip::tcp::socket rank0(io);
+  rank0.connect(EndpointOf(address));
+  asio::write(rank0, asio::buffer(EncodeGreeting({1, 0, 1, address.secret})));
+  PeerMesh* const rank1 = mesh.meshes[1].get();
+  ASSERT_OK(rank1->Connect(mesh.addresses, Soon()));
+  asio::write(rank0, asio::buffer(EncodeFrameHeader({FrameKind::kExchange, 1, 0, 1}).bytes));
+  // Until the other end has it, so that its first read succeeds at once.
+  int on_the_way = 1;
+  while (on_the_way > 0) ASSERT_EQ(ioctl(rank0.native_handle(), SIOCOUTQ, &on_the_way), 0);
+  rank1->Abort(absl::CancelledError("a new epoch"));
+  auto exchanged = std::async(std::launch::async, [rank1] {
+    char byte = 0;
+    return rank1->Exchange(Op(1), {0}, {}, {{0, &byte, 1}}, Soon());
+  });
+  EXPECT_EQ(exchanged.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  rank0.close();  // Ends it in any case.
+  EXPECT_THAT(exchanged.get(), StatusIs(absl::StatusCode::kAborted, HasSubstr("a new epoch")));
+}
+
+TEST(PeerMeshTest, ConnectionsThatNeverGreetEndWithConnectAndTheOldestEarlierIfThereAreMany) {
+  Mesh mesh(2);
+  ASSERT_OK_AND_ASSIGN(const PeerAddress address, ParsePeerAddress(mesh.addresses[1]));
+  asio::io_context io;
+  std::vector<asio::ip::tcp::socket> silent;
+  for (int i = 0; i < 200; ++i) silent.emplace_back(io).connect(EndpointOf(address));
+  const auto has_ended = [](asio::ip::tcp::socket* socket) {
+    asio::error_code error;
+    char byte;
+    socket->non_blocking(true);
+    socket->read_some(asio::buffer(&byte, 1), error);
+    return error && error != asio::error::would_block;
+  };
+  // Rank 0 does not connect, so this goes on until it stops itself.
+  EXPECT_THAT(
+      mesh.meshes[1]->Connect(mesh.addresses, Soon(), [&] { return has_ended(&silent.front()); }),
+      StatusIs(absl::StatusCode::kAborted, HasSubstr("told to stop")));
+  const absl::Time deadline = Soon();
+  for (auto& socket : silent) {
+    while (!has_ended(&socket) && absl::Now() < deadline) std::this_thread::yield();
+    ASSERT_TRUE(has_ended(&socket));
+  }
+}
+
+// This process has no free descriptor, until End.
+class NoFreeDescriptor {
+ public:
+  NoFreeDescriptor() {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit none = before_;
+    {
+      const UniqueFd lowest(open("/dev/null", O_RDONLY | O_CLOEXEC));
+      none.rlim_cur = static_cast<rlim_t>(lowest.get());
+    }
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  ~NoFreeDescriptor() { End(); }
+  void End() { EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0); }
+
+ private:
+  rlimit before_;
+};
+
+TEST(PeerMeshTest, WithoutAFreeDescriptorItWaitsForOneAndThePeersGetIn) {
+  Mesh mesh(2);
+  // Rank 1 has not accepted yet: the connection and the greeting are in its backlog.
+  ASSERT_OK(mesh.meshes[0]->Connect(mesh.addresses, Soon()));
+  NoFreeDescriptor none;
+  int asked = 0;
+  const absl::Status connected = mesh.meshes[1]->Connect(mesh.addresses, Soon(), [&] {
+    // Between two questions it handles what is ready: the first accept fails after the first one.
+    if (++asked == 4) none.End();
+    return false;
+  });
+  none.End();
+  EXPECT_GE(asked, 4) << "a descriptor was free";
+  EXPECT_OK(connected);
+}
+
+TEST(PeerMeshTest, DeadlineWithoutAFreeDescriptorSaysSo) {
+  Mesh mesh(2);
+  ASSERT_OK(mesh.meshes[0]->Connect(mesh.addresses, Soon()));
+  NoFreeDescriptor none;
+  const absl::Status connected =
+      mesh.meshes[1]->Connect(mesh.addresses, absl::Now() + absl::Milliseconds(100));
+  none.End();
+  EXPECT_THAT(connected, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                  AllOf(HasSubstr("connect with ranks 0"),
+                                        HasSubstr("cannot accept: Too many open files"))));
 }
 
 TEST(PeerMeshTest, AddressThatIsNotOfThisHostIsRefused) {
