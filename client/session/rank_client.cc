@@ -407,6 +407,14 @@ absl::Status RankClient::Fail(const absl::Status& cause) {
   return EpochIsOver() ? absl::OkStatus() : over;
 }
 
+absl::Status RankClient::Tell(const absl::Status& own) {
+  // An error that all ranks have, or an epoch that is over, needs no end of the epoch.
+  if (own.ok() || EpochIsOver() || agreed_error_) return own;
+  RETURN_IF_ERROR(Fail(own));
+  // So that it is not taken for the end of the epoch.
+  return absl::IsAborted(own) ? absl::UnknownError(own.message()) : own;
+}
+
 absl::Status RankClient::Recover() {
   if (!EpochIsOver()) return absl::OkStatus();
   const absl::Time now = SteadyNow();

@@ -8,6 +8,7 @@
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_parts.h"
 #include "client/torch/state_sites.h"
+#include "client/torch/torch_status.h"
 
 namespace tessera {
 namespace {
@@ -171,7 +172,8 @@ absl::Status OptimStateLoader::Read() {
   groups_.clear();
   values_.clear();
   // All ranks agree before the first exchange, so that none waits for one that returned.
-  RETURN_IF_ERROR(exchange_.AgreeOn(reads_dict() ? Plan() : absl::OkStatus()));
+  RETURN_IF_ERROR(
+      exchange_.AgreeOn(CatchTorch([this] { return reads_dict() ? Plan() : absl::OkStatus(); })));
   RETURN_IF_ERROR(SharePlan());
   for (const StateArray array : arrays_) {
     for (size_t unit = 0; unit < first_.size(); ++unit) {

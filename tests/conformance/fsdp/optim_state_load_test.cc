@@ -231,5 +231,23 @@ TEST_F(LoadOptimStateTest, WhatDoesNotFitIsEveryRanksErrorByNameAndNothingIsSet)
   });
 }
 
+TEST_F(LoadOptimStateTest, MomentThatRankZeroCannotConvertIsEveryRanksErrorAndNothingIsSet) {
+  OnRanks<Nested>(AdamJob(2), [&](Trainer<Nested>& rank) {
+    Train(rank, 1);
+    OptimStateDicts optim(rank.sharded.get(), &rank.states->types());
+    ASSERT_OK_AND_ASSIGN(const OptimStateDict full, optim.Get());
+    OptimStateDict dict = full;
+    torch::Tensor& moment = dict.state["2.bias"].moments["exp_avg_sq"].tensor;
+    moment = moment.to_sparse();
+    LoadStateOptions options;
+    options.from_rank0 = true;
+    EXPECT_THAT(optim.Load(dict, options),
+                StatusIs(absl::StatusCode::kUnknown, HasSubstr("parse")));
+    ASSERT_OK_AND_ASSIGN(const OptimStateDict after, optim.Get());
+    ExpectEqualState(after, full);
+    Train(rank, 1);
+  });
+}
+
 }  // namespace
 }  // namespace tessera::conformance
