@@ -138,6 +138,7 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::TryGet(const StateDictSettings& 
     const bool stepped = progress.step > 0 && g < progress.groups.size();
     OptimParamGroup& group = dict.groups.emplace_back();
     group.numbers = stepped ? progress.groups[g] : config.groups[g];
+    group.formula = FormulaOf(config.optimizer);
   }
   const ParamGroups group_of(config);
   for (const std::string& name : names()) dict.groups[group_of[name]].params.push_back(name);

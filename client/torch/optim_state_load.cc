@@ -81,7 +81,8 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::ToLoad(const OptimStateDict& dic
     flat.state.insert(FlatKeyOf(*model_, unit, ""), std::move(state));
   }
   flat.last_step = loader.last_step();
-  for (const HyperParameters& numbers : loader.groups()) flat.groups.push_back({numbers, {}});
+  for (const HyperParameters& numbers : loader.groups())
+    flat.groups.push_back({numbers, {}, FormulaOf(session.config().optimizer)});
   const ParamGroups group_of(session.config());
   for (const std::string& name : names()) {
     if (flat.groups.empty()) break;

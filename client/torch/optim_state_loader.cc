@@ -115,6 +115,7 @@ absl::Status OptimStateLoader::PlanGroups() {
   }
   for (size_t g = 0; g < wanted; ++g) {
     RETURN_IF_ERROR(ValidateHyperParameters(dict_->groups[g].numbers, g));
+    RETURN_IF_ERROR(CheckFormula(dict_->groups[g], FormulaOf(session_->config().optimizer), g));
     groups_.push_back(dict_->groups[g].numbers);
   }
   return absl::OkStatus();

@@ -216,6 +216,16 @@ TEST_F(LoadOptimStateTest, WhatDoesNotFitIsEveryRanksErrorByNameAndNothingIsSet)
             "2 param groups");
     refused([&](auto* d) { d->groups[0].numbers.beta1 = 2; }, absl::StatusCode::kInvalidArgument,
             "beta1");
+    refused([&](auto* d) { d->groups[0].formula->nesterov = true; },
+            absl::StatusCode::kFailedPrecondition, "param group 0 has nesterov on");
+    refused([&](auto* d) { d->groups[0].formula->dampening = 0.5; },
+            absl::StatusCode::kFailedPrecondition, "has dampening 0.5");
+    refused(
+        [&](auto* d) {
+          d->groups[0].numbers.weight_decay = 0.5;
+          d->groups[0].formula->decoupled_weight_decay ^= true;
+        },
+        absl::StatusCode::kFailedPrecondition, "decoupled");
     refused([&](auto* d) { d->state["2.bias"].step = 7; }, absl::StatusCode::kFailedPrecondition,
             "ranks 0 and 1 load optimizer states that differ");
     refused([&](auto* d) { d->state.erase("2.bias"); }, absl::StatusCode::kFailedPrecondition,
