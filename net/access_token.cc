@@ -45,7 +45,7 @@ absl::Status MakeToken(const std::string& path) {
   const UniqueFd file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.valid()) return ErrnoStatus(errno, Describe(path));
   const std::string text = absl::StrCat(RandomHex(kTokenBytes), "\n");
-  const ssize_t written = write(file.get(), text.data(), text.size());
+  const ssize_t written = TEMP_FAILURE_RETRY(write(file.get(), text.data(), text.size()));
   absl::Status status;
   // Linked, not renamed: a token that another process made meanwhile stays.
   if (written != static_cast<ssize_t>(text.size())) {
@@ -87,7 +87,8 @@ absl::StatusOr<std::string> ReadAccessToken(const std::string& path) {
   }
   // A little more than a token, so that a longer text is noticed.
   std::string text(kTokenDigits + 2, '\0');
-  const ssize_t got = read(file.get(), text.data(), text.size());
+  // A signal of the process's own, say a profiler's, may interrupt it on a network's file system.
+  const ssize_t got = TEMP_FAILURE_RETRY(read(file.get(), text.data(), text.size()));
   if (got < 0) return ErrnoStatus(errno, Describe(path));
   text.resize(got);
   absl::StripAsciiWhitespace(&text);

@@ -150,12 +150,11 @@ absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode
   RETURN_IF_ERROR(RemoveStale(path, address, probe.get()));
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
-  // Keeps the socket closed to others between bind and chmod.
-  const mode_t old_mask = umask(0177);
-  const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  const int bind_errno = errno;
-  umask(old_mask);
-  if (bound != 0) return ErrnoStatus(bind_errno, absl::StrCat("bind ", path));
+  // Keeps the socket closed to others between bind and chmod: Linux makes the file with the
+  // socket's own mode. A umask is the whole process's, and would change other threads' files.
+  if (fchmod(fd.get(), 0600) != 0) return ErrnoStatus(errno, absl::StrCat("chmod ", path));
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
+    return ErrnoStatus(errno, absl::StrCat("bind ", path));
   if (chmod(path.c_str(), mode) != 0) return ErrnoStatus(errno, absl::StrCat("chmod ", path));
   if (listen(fd.get(), 128) != 0) return ErrnoStatus(errno, absl::StrCat("listen on ", path));
   return fd;

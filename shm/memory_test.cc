@@ -5,7 +5,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -347,6 +350,29 @@ TEST(JobMemoryTest, AbsurdSizesAreRefusedByName) {
   EXPECT_THAT(JobMemory::Create(layout, JobConfig()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        testing::AllOf(HasSubstr("unit 'huge'"), HasSubstr("too large"))));
+}
+
+// A umask belongs to the whole process: files that other threads make meanwhile would have it.
+TEST(FdPassingTest, ListeningLeavesTheUmaskAlone) {
+  const auto umask_line = [] {
+    std::ifstream status("/proc/self/status");
+    std::string line;
+    while (std::getline(status, line) && line.rfind("Umask:", 0) != 0) {
+    }
+    return line;
+  };
+  const std::string before = umask_line();
+  ASSERT_FALSE(before.empty());
+  std::string folder = "/tmp/tessera-XXXXXX";  // The sandbox's own folder is too deep for a socket.
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/s";
+  std::atomic<bool> done = false;
+  std::thread listens([&] {
+    for (int i = 0; i < 500; ++i) EXPECT_OK(ListenPacketSocket(path));
+    done = true;
+  });
+  while (!done) EXPECT_EQ(umask_line(), before);
+  listens.join();
 }
 
 }  // namespace

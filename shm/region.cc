@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/machine_memory.h"
 #include "base/status_macros.h"
+#include "shm/populate_pages.h"
 
 namespace tessera {
 
@@ -90,16 +91,7 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
   return *this;
 }
 
-void Mapping::Populate() const {
-#ifdef MADV_POPULATE_WRITE
-  if (madvise(data_, size_bytes_, MADV_POPULATE_WRITE) == 0) return;
-// On older kernels. This is not atomic, so no other process may write there yet.
-#endif
-  for (int64_t at = 0; at < size_bytes_; at += kPageBytes) {
-    auto* page = reinterpret_cast<volatile std::byte*>(data_ + at);
-    *page = *page;
-  }
-}
+void Mapping::Populate() const { PopulatePages(data_, size_bytes_); }
 
 namespace {
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -193,7 +194,9 @@ class Plan {
                    absl::StrCat("of shape [", absl::StrJoin(info.shape, ", "), "], '", spec.name,
                                 "' has [", absl::StrJoin(spec.shape, ", "), "]"));
     }
-    if (!LayoutDType(info.dtype).has_value())
+    // Whole numbers have a dtype of the layout, too: buffers are of such.
+    const std::optional<DType> dtype = LayoutDType(info.dtype);
+    if (!dtype.has_value() || !IsFloatingPoint(*dtype))
       return Wrong(absl::StatusCode::kInvalidArgument, tensor, "of no floating-point type");
     return absl::OkStatus();
   }

@@ -19,6 +19,7 @@
 #include "layout/layout_digest.h"
 #include "shm/fd_passing.h"
 #include "shm/local_messages.h"
+#include "shm/populate_pages.h"
 #include "worker/device/host/host_rank_device.h"
 
 namespace tessera {
@@ -36,16 +37,6 @@ constexpr absl::Duration kAttachPause = absl::Milliseconds(50);
 
 // For the coordinator to say which ranks a trainer waited for.
 constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
-
-// So that no step faults on the first `size_bytes`.
-void Populate(const Mapping& memory, int64_t size_bytes) {
-  if (size_bytes >= memory.size_bytes()) return memory.Populate();
-  for (int64_t at = 0; at < size_bytes; at += kPageBytes) {
-    auto* page = reinterpret_cast<volatile std::byte*>(memory.data() + at);
-    // Not atomic, so nobody else may write to these bytes yet.
-    *page = *page;
-  }
-}
 
 absl::StatusOr<MappedParameters> MapParameters(const ModelLayout& layout, const JobConfig& config,
                                                const JobMemory& memory, int rank,
@@ -246,9 +237,9 @@ absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {
     ASSIGN_OR_RETURN(memory_.kernels, memory_.device->CreateKernels({}));
     return absl::OkStatus();
   }
-  // Places for buffers that never change take no memory, but rank 0's.
-  Populate(memory_.gradients, options_.rank == 0 ? memory_.gradients.size_bytes()
-                                                 : plan_.staged_buffers_offset_bytes());
+  // So that no step faults. Places for buffers that never change take no memory, but rank 0's.
+  PopulatePages(memory_.gradients.data(), options_.rank == 0 ? memory_.gradients.size_bytes()
+                                                             : plan_.staged_buffers_offset_bytes());
   return absl::OkStatus();
 }
 
@@ -414,6 +405,14 @@ absl::Status RankClient::Fail(const absl::Status& cause) {
       Await([] { return std::string("the end of the epoch"); }, [this] { return EpochIsOver(); });
   // An epoch that ended for another reason is as good.
   return EpochIsOver() ? absl::OkStatus() : over;
+}
+
+absl::Status RankClient::Tell(const absl::Status& own) {
+  // An error that all ranks have, or an epoch that is over, needs no end of the epoch.
+  if (own.ok() || EpochIsOver() || agreed_error_) return own;
+  RETURN_IF_ERROR(Fail(own));
+  // So that it is not taken for the end of the epoch.
+  return absl::IsAborted(own) ? absl::UnknownError(own.message()) : own;
 }
 
 absl::Status RankClient::Recover() {

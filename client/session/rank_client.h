@@ -94,6 +94,9 @@ class RankClient {
   bool EpochIsOver() const;
   absl::Status Fail(const absl::Status& cause);
   absl::Status Recover();
+  // An error of this rank's part of something collective. If the other ranks do not have it, it
+  // ends the epoch, so that they get it and do not wait. Returns it, but never as Aborted then.
+  absl::Status Tell(const absl::Status& own);
   // No wait lasts beyond `deadline` from now on; InfiniteFuture: as the options say.
   void LimitWaits(absl::Time deadline) { wait_limit_ = deadline; }
 

@@ -79,14 +79,25 @@ absl::Status SessionSetup::AgreeOn(const absl::Status& own) {
   RETURN_IF_ERROR(AllGather(absl::MakeConstSpan(reinterpret_cast<const char*>(&mine), sizeof(mine)),
                             reinterpret_cast<char*>(all.data())));
   // Its own error is complete; the exchanged texts may be cut.
-  RETURN_IF_ERROR(own);
+  if (!own.ok()) return ErrorOfAll(own);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].code == 0) continue;
-    return absl::Status(
+    return ErrorOfAll(absl::Status(
         static_cast<absl::StatusCode>(all[rank].code),
-        absl::StrCat("rank ", rank, ": ", LoadText(all[rank].text, sizeof(all[rank].text))));
+        absl::StrCat("rank ", rank, ": ", LoadText(all[rank].text, sizeof(all[rank].text)))));
   }
   return absl::OkStatus();
+}
+
+absl::Status SessionSetup::ErrorOfAll(absl::Status error) {
+  if (!error.ok()) session_->state().client.set_agreed_error(true);
+  return error;
+}
+
+absl::Status SessionSetup::Tell(const absl::Status& own) {
+  // Of a wait for the other ranks, which have the same deadline, or of a worker that is gone.
+  if (absl::IsDeadlineExceeded(own) || absl::IsUnavailable(own)) return own;
+  return session_->state().client.Tell(own);
 }
 
 absl::Status SessionSetup::Finish(const absl::Status& filled) {

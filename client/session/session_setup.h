@@ -3,6 +3,7 @@
 //   Broadcast            rank 0's bytes           -> everybody
 //   AllGather            everybody's bytes        -> everybody, by rank
 //   AgreeOn              everybody's status       -> the first error, for everybody
+//   Tell                 one rank's error         -> the ranks that wait for it
 //   InitializeFromRank0  rank 0's values          -> the shards of all ranks
 //   InitializeSlices     each rank's own slice   -> the shards of all ranks; none needs the whole
 //
@@ -39,6 +40,11 @@ class SessionSetup {
 
   // OK if every rank's is; else the own error, or that of the lowest rank, with "rank R: ".
   absl::Status AgreeOn(const absl::Status& own);
+  // An error that every rank finds in what was exchanged; so none of them has to be told.
+  absl::Status ErrorOfAll(absl::Status error);
+  // An error of this rank's part of a collective call. If the other ranks do not have it, it ends
+  // the epoch, so that they get it and do not wait for this rank. Returns it. Recover() follows.
+  absl::Status Tell(const absl::Status& own);
 
   // As Session::Initialize; `fill` is called on rank 0 alone. An error of `fill` is every rank's,
   // as AgreeOn has it, and the job has no initial values then.

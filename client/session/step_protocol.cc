@@ -129,11 +129,7 @@ absl::Status StepProtocol::RunBody(const std::function<absl::Status()>& step_bod
       (void)client_->Recover();
     throw;
   }
-  // An error that all ranks have, or an epoch that is over, needs no end of the epoch.
-  if (status.ok() || client_->EpochIsOver() || client_->agreed_error()) return status;
-  RETURN_IF_ERROR(client_->Fail(status));
-  // So that it is not taken for the end of the epoch.
-  return absl::IsAborted(status) ? absl::UnknownError(status.message()) : status;
+  return client_->Tell(status);
 }
 
 absl::Status StepProtocol::Run(const std::function<absl::Status()>& step_body, int* redone) {

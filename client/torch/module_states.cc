@@ -9,9 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "client/session/session_setup.h"
 #include "client/torch/summon_full_params.h"
+#include "client/torch/torch_status.h"
 #include "client/torch/trainer_tensors.h"
 
 namespace tessera {
@@ -72,44 +74,66 @@ absl::Span<char> BytesOf(std::vector<T>* values) {
   return absl::MakeSpan(reinterpret_cast<char*>(values->data()), values->size() * sizeof(T));
 }
 
+// That the ranks have as many states, of the same names: what they exchange next is of one size.
+// `digest`: of what else must be alike.
+absl::Status CheckAlike(SessionSetup* setup, const Session& session,
+                        const std::vector<NamedState>& states, uint64_t digest,
+                        absl::string_view different) {
+  digest += states.size();
+  for (const NamedState& state : states) {
+    for (const char c : state.name) digest = digest * 0x100000001b3 + static_cast<unsigned char>(c);
+  }
+  std::vector<uint64_t> own = {digest}, all(session.config().world_size);
+  RETURN_IF_ERROR(setup->AllGather(BytesOf(&own), BytesOf(&all).data()));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return setup->ErrorOfAll(
+        absl::FailedPreconditionError(absl::StrCat("ranks 0 and ", rank, " ", different)));
+  }
+  return absl::OkStatus();
+}
+
+constexpr absl::string_view kRemedy =
+    ": give all ranks the same seed, or set sync_module_states, or check_module_states = false";
+
 // Compares with rank 0, so that every rank finds what differs first, and in which rank.
 absl::Status CompareStates(SessionSetup* setup, const Session& session,
                            const std::vector<NamedState>& states) {
+  RETURN_IF_ERROR(CheckAlike(
+      setup, session, states, 0,
+      absl::StrCat("begin with different states, first in the names of the buffers", kRemedy)));
   std::vector<uint64_t> own;
-  // The names, by their own digest: equal values under other names are another state.
-  uint64_t names = states.size();
-  for (const NamedState& state : states) {
-    own.push_back(DigestOf(state.tensor));
-    for (const char c : state.name) names = names * 0x100000001b3 + static_cast<unsigned char>(c);
-  }
-  std::vector<uint64_t> head = {states.size(), names};
-  // The number first, since the digests are as many as rank 0 has.
-  RETURN_IF_ERROR(setup->Broadcast(BytesOf(&head)));
+  for (const NamedState& state : states) own.push_back(DigestOf(state.tensor));
   std::vector<uint64_t> first = own;
-  first.resize(head[0]);
-  if (session.rank() == 0) first = own;
   RETURN_IF_ERROR(setup->Broadcast(BytesOf(&first)));
   const int64_t count = states.size();
-  int64_t differs = head[0] == states.size() && head[1] == names ? -1 : count;
+  int64_t differs = count;
   // From the end, so that the first one that differs remains.
-  for (int64_t i = count - 1; differs != count && i >= 0; --i) {
+  for (int64_t i = count - 1; i >= 0; --i) {
     if (own[i] != first[i]) differs = i;
   }
   std::vector<int64_t> mine = {differs}, all(session.config().world_size);
   RETURN_IF_ERROR(setup->AllGather(BytesOf(&mine), BytesOf(&all).data()));
-  int found = -1;
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] >= 0 && (found < 0 || all[rank] < all[found])) found = rank;
-  }
-  if (found < 0) return absl::OkStatus();
-  const std::string what =
-      all[found] < count ? states[all[found]].name : std::string("the names of the buffers");
-  return absl::FailedPreconditionError(absl::StrCat(
-      "ranks 0 and ", found, " begin with different states, first in ", what,
-      ": give all ranks the same seed, or set sync_module_states, or check_module_states = false"));
+  const auto found = std::min_element(all.begin(), all.end());
+  if (*found >= count || *found < 0) return absl::OkStatus();
+  return setup->ErrorOfAll(absl::FailedPreconditionError(
+      absl::StrCat("ranks 0 and ", found - all.begin(), " begin with different states, first in ",
+                   states[*found].name, kRemedy)));
 }
 
-absl::Status SyncBuffers(SessionSetup* setup, const std::vector<NamedState>& buffers) {
+// All ranks have rank 0's then.
+absl::Status SyncBuffers(SessionSetup* setup, const Session& session,
+                         const std::vector<NamedState>& buffers) {
+  uint64_t shapes = 0;
+  const auto mix = [&shapes](uint64_t word) { shapes = shapes * 0x100000001b3 + word; };
+  for (const NamedState& buffer : buffers) {
+    mix(static_cast<uint64_t>(buffer.tensor.scalar_type()));
+    for (const int64_t size : buffer.tensor.sizes()) mix(size);
+  }
+  // Else ranks would take another number of parts, or bytes of something else.
+  RETURN_IF_ERROR(CheckAlike(setup, session, buffers, shapes,
+                             "have buffers of different names, shapes or dtypes: rank 0's cannot "
+                             "be given to all (sync_module_states)"));
   for (const NamedState& buffer : buffers) {
     // A copy: on ranks other than 0 the broadcast writes into it.
     torch::Tensor bytes =
@@ -174,10 +198,10 @@ absl::Status InitializeJob(Session* session, const ModuleUnits& units,
   // Before any values move, so that all ranks return the same error.
   RETURN_IF_ERROR(setup.AgreeOn(possible));
   if (!from_module) {
-    if (attach.sync_module_states) RETURN_IF_ERROR(SyncBuffers(&setup, buffers));
+    if (attach.sync_module_states) RETURN_IF_ERROR(SyncBuffers(&setup, *session, buffers));
     return attach.first_values(session);
   }
-  const auto fill = [&](int unit, int p, int64_t begin, Values values) -> absl::Status {
+  const auto copy = [&](int unit, int p, int64_t begin, Values values) -> absl::Status {
     const torch::Tensor& tensor = units.parameters[unit][p];
     // On meta there are no values to copy: the user's function makes them.
     if (tensor.is_meta()) return attach.initialize_meta(SpecOf(*session, unit, p), begin, values);
@@ -185,8 +209,12 @@ absl::Status InitializeJob(Session* session, const ModuleUnits& units,
     CopyValues(tensor.detach().flatten().slice(0, begin, end), values);
     return absl::OkStatus();
   };
+  // An exception, too, is an error that all ranks agree on.
+  const auto fill = [&](int unit, int p, int64_t begin, Values values) {
+    return CatchTorch([&] { return copy(unit, p, begin, values); });
+  };
   if (attach.sync_module_states) {
-    RETURN_IF_ERROR(SyncBuffers(&setup, buffers));
+    RETURN_IF_ERROR(SyncBuffers(&setup, *session, buffers));
     return setup.InitializeFromRank0(
         [&](int unit, int p, Values values) { return fill(unit, p, 0, values); });
   }

@@ -1,6 +1,8 @@
 // With what the ranks of a new job begin. Comments name items of the conformance checklist.
 #include "client/torch/module_states.h"
 
+#include <stdexcept>
+
 #include "absl/strings/match.h"
 #include "base/status_matchers.h"
 #include "client/torch/torch_cluster.h"
@@ -257,6 +259,55 @@ TEST_F(StatesTest, ErrorOfTheFunctionOnOneRankIsEveryRanks) {
                                      HasSubstr("xavier and kaiming need two dimensions")));
       },
       "xavier");
+}
+
+TEST_F(StatesTest, ExceptionOfTheFunctionOnOneRankIsEveryRanks) {
+  AttachEach(
+      2,
+      [](int rank, Net& net) {
+        MoveToMeta(net);
+        AttachOptions attach;
+        attach.initialize_meta = [rank](const TensorSpec&, int64_t, Values) -> absl::Status {
+          if (rank == 1) throw std::runtime_error("no file of weights");
+          return absl::OkStatus();
+        };
+        return attach;
+      },
+      [](Trainer&, const absl::Status& status) {
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnknown, HasSubstr("no file of weights")));
+      });
+}
+
+TEST_F(StatesTest, ErrorOfFirstValuesOnOneRankIsEveryRanks) {
+  AttachEach(
+      2,
+      [](int rank, Net&) {
+        AttachOptions attach;
+        attach.first_values = [rank](Session* session) -> absl::Status {
+          if (rank == 1) return absl::NotFoundError("no file of weights");
+          return session->Initialize([](int, int, Values) {});
+        };
+        return attach;
+      },
+      [](Trainer&, const absl::Status& status) {
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound, HasSubstr("no file of weights")));
+      });
+}
+
+TEST_F(StatesTest, BuffersOfAnotherShapeCannotBeRankZerosAndAreEveryRanksError) {
+  AttachEach(
+      2,
+      [](int rank, Net& net) {
+        if (rank == 1) net.second->shift.set_data(torch::ones({3}));
+        AttachOptions attach;
+        attach.publish_buffers = false;  // Or jobs of other buffers would not begin.
+        attach.sync_module_states = true;
+        return attach;
+      },
+      [](Trainer&, const absl::Status& status) {
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                     HasSubstr("ranks 0 and 1 have buffers of different")));
+      });
 }
 
 }  // namespace

@@ -4,9 +4,37 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 
 namespace tessera {
+
+OptimFormula FormulaOf(OptimizerKind optimizer) {
+  OptimFormula formula;
+  formula.decoupled_weight_decay = optimizer == OptimizerKind::kAdamW;
+  return formula;
+}
+
+absl::Status CheckFormula(const OptimParamGroup& group, const OptimFormula& own, size_t index) {
+  if (!group.formula.has_value()) return absl::OkStatus();
+  const auto error = [index](absl::string_view what) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("optimizer state: param group ", index, " ", what,
+                     ", other than that of the optimizer that is to go on with it"));
+  };
+  const OptimFormula& theirs = *group.formula;
+  if (theirs.nesterov != own.nesterov)
+    return error(absl::StrCat("has nesterov ", theirs.nesterov ? "on" : "off"));
+  if (theirs.dampening != own.dampening)
+    return error(absl::StrCat("has dampening ", theirs.dampening));
+  // Without weight decay the two formulas are the same.
+  if (theirs.decoupled_weight_decay != own.decoupled_weight_decay &&
+      group.numbers.weight_decay != 0) {
+    return error(absl::StrCat("has weight decay that is ",
+                              theirs.decoupled_weight_decay ? "" : "not ", "decoupled"));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<OptimStateDict> Rekey(const OptimStateDict& dict, OptimStateKeyType key_type,
                                      const std::vector<std::string>& names) {
@@ -35,8 +63,8 @@ absl::StatusOr<OptimStateDict> Rekey(const OptimStateDict& dict, OptimStateKeyTy
     rekeyed.state.insert(key, item.value());
   }
   for (const OptimParamGroup& group : dict.groups) {
-    OptimParamGroup& to = rekeyed.groups.emplace_back();
-    to.numbers = group.numbers;
+    OptimParamGroup& to = rekeyed.groups.emplace_back(group);
+    to.params.clear();
     for (const std::string& param : group.params) {
       ASSIGN_OR_RETURN(to.params.emplace_back(), new_key(param));
     }

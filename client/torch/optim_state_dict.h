@@ -28,10 +28,26 @@ struct OptimParamState {
   int64_t step = 0;
 };
 
+// How a group's optimizer trains otherwise than by its numbers. Where it is loaded it must be the
+// same: else training would go on differently, and nobody would be told.
+struct OptimFormula {
+  bool decoupled_weight_decay = false;  // AdamW's; Adam's and SGD's is not.
+  // SGD's; no optimizer of a job has them.
+  bool nesterov = false;
+  double dampening = 0;
+};
+
 struct OptimParamGroup {
   HyperParameters numbers;
-  std::vector<std::string> params;  // Keys: names, or ids.
+  std::vector<std::string> params;      // Keys: names, or ids.
+  std::optional<OptimFormula> formula;  // None: not known, and not checked.
 };
+
+// Of a job's optimizer.
+OptimFormula FormulaOf(OptimizerKind optimizer);
+// Whether a group with these numbers goes on the same by the formula `own` of group `index`.
+// Errors: FailedPrecondition  it does not: the group and what differs are named.
+absl::Status CheckFormula(const OptimParamGroup& group, const OptimFormula& own, size_t index);
 
 struct OptimStateDict {
   torch::OrderedDict<std::string, OptimParamState> state;
@@ -60,9 +76,10 @@ std::vector<std::string> ParamsOf(const OptimStateDict& dict);
 absl::StatusOr<OptimStateDict> OptimStateOf(const torch::optim::Optimizer& optimizer,
                                             const std::vector<std::string>& names);
 
-// Replaces all of the optimizer's state, and its groups' numbers if there are as many groups.
+// Replaces all of the optimizer's state, and its groups' numbers, SGD's nesterov and dampening too,
+// if there are as many groups.
 // Errors: also NotFound  a key outside all groups; InvalidArgument  an entry is of another shape
-// or lacks a moment. Nothing is set then.
+// or lacks a moment; FailedPrecondition  as CheckFormula. Nothing is set then.
 absl::Status SetOptimState(const OptimStateDict& dict, const std::vector<std::string>& names,
                            torch::optim::Optimizer* optimizer);
 // Whether that is possible; its errors.

@@ -1,6 +1,7 @@
 #include "client/torch/optim_state_dict.h"
 
 #include <torch/optim/adagrad.h>
+#include <torch/optim/rmsprop.h>
 
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
@@ -68,6 +69,37 @@ TEST(TorchOptimStateTest, OptimizerThatIsGivenItGoesOnToTheSameBits) {
                            torch::optim::AdamWOptions(0.5));
   ExpectGoesOnAlike<Sgd>(torch::optim::SGDOptions(0.01).momentum(0.9),
                          torch::optim::SGDOptions(0.5));
+  ExpectGoesOnAlike<Sgd>(torch::optim::SGDOptions(0.01).momentum(0.9).nesterov(true),
+                         torch::optim::SGDOptions(0.5));
+  ExpectGoesOnAlike<Sgd>(torch::optim::SGDOptions(0.01).momentum(0.9).dampening(0.5),
+                         torch::optim::SGDOptions(0.5).momentum(0.1).nesterov(true));
+}
+
+TEST(TorchOptimStateTest, OptimizerThatWouldGoOnDifferentlyIsRefusedAndNothingIsSet) {
+  Trained<AdamW> decoupled(torch::optim::AdamWOptions(0.1).weight_decay(0.25));
+  Trained<Adam> coupled(torch::optim::AdamOptions(0.1));
+  ASSERT_OK_AND_ASSIGN(OptimStateDict dict, OptimStateOf(decoupled.optimizer, Names()));
+  dict.state["bias"].step = 77;
+  for (const auto& status : {SetOptimState(dict, Names(), &coupled.optimizer),
+                             CheckOptimState(dict, Names(), coupled.optimizer)}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 HasSubstr("param group 0 has weight decay that is decoupled")));
+  }
+  ASSERT_OK_AND_ASSIGN(const OptimStateDict after, OptimStateOf(coupled.optimizer, Names()));
+  EXPECT_EQ(after.state["bias"].step, 3);
+  // Without weight decay they are the same.
+  dict.groups[0].numbers.weight_decay = 0;
+  EXPECT_OK(SetOptimState(dict, Names(), &coupled.optimizer));
+}
+
+TEST(TorchOptimStateTest, WhatHasNoPlaceIsRefusedBeforeTheFirstStepToo) {
+  Trained<Adam> amsgrad(torch::optim::AdamOptions(0.1).amsgrad(true), /*steps=*/0);
+  EXPECT_THAT(OptimStateOf(amsgrad.optimizer, Names()),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("amsgrad")));
+  torch::nn::Linear layer(3, 2);
+  torch::optim::RMSprop other(layer->parameters());
+  EXPECT_THAT(OptimStateOf(other, Names()),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("Adam")));
 }
 
 TEST(TorchOptimStateTest, WhatDoesNotFitIsNamedAndNothingIsSet) {
@@ -106,6 +138,7 @@ TEST(RekeyTest, NamesBecomeIdsAndNamesAgain) {
   EXPECT_EQ(ids.state.keys(), std::vector<std::string>({"0", "1"}));
   EXPECT_EQ(ParamsOf(ids), std::vector<std::string>({"0", "1"}));
   EXPECT_EQ(ids.state["1"].step, 3);
+  EXPECT_TRUE(ids.groups[0].formula.has_value());
   ASSERT_OK_AND_ASSIGN(const OptimStateDict names,
                        Rekey(ids, OptimStateKeyType::kParamName, Names()));
   EXPECT_EQ(names.state.keys(), Names());

@@ -6,11 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/torch/collective_call.h"
 #include "client/torch/optim_state_loader.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_parts.h"
 #include "client/torch/state_sites.h"
-#include "client/torch/torch_status.h"
 #include "job/param_groups.h"
 #include "tessera/optimizer_state.h"
 
@@ -138,6 +138,7 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::TryGet(const StateDictSettings& 
     const bool stepped = progress.step > 0 && g < progress.groups.size();
     OptimParamGroup& group = dict.groups.emplace_back();
     group.numbers = stepped ? progress.groups[g] : config.groups[g];
+    group.formula = FormulaOf(config.optimizer);
   }
   const ParamGroups group_of(config);
   for (const std::string& name : names()) dict.groups[group_of[name]].params.push_back(name);
@@ -148,14 +149,11 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::TryGet(const StateDictSettings& 
 absl::StatusOr<OptimStateDict> OptimStateDicts::Get() {
   RETURN_IF_ERROR(CheckUse("optimizer state dict", /*loads=*/false));
   ASSIGN_OR_RETURN(const StateDictSettings settings, types_->Get(model_->root()));
-  Session& session = model_->session();
-  const auto get = [&] { return CatchTorch([&] { return TryGet(settings); }); };
-  absl::StatusOr<OptimStateDict> dict = get();
-  // Within a step the caller has to repeat all of it.
-  while (absl::IsAborted(dict.status()) && !model_->in_step() && !session.within_step()) {
-    RETURN_IF_ERROR(session.Recover());
-    dict = get();
-  }
+  OptimStateDict dict;
+  RETURN_IF_ERROR(RunCollective(model_, [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(dict, TryGet(settings));
+    return absl::OkStatus();
+  }));
   return dict;
 }
 

@@ -54,7 +54,8 @@ class OptimStateDicts {
   //         InvalidArgument     an entry of another shape or part, or an impossible step; another
   //                             number of param groups, or numbers that are out of range
   //         FailedPrecondition  a parameter's state has other moments than the optimizer, named;
-  //                             the ranks' dictionaries differ; within RunStep
+  //                             CheckFormula's; the ranks' dictionaries differ; within RunStep
+  //         Unknown             what libtorch says of a tensor that it cannot convert
   //         others              WriteOptimizerState's
   absl::StatusOr<std::vector<HyperParameters>> Load(const OptimStateDict& dict,
                                                     const LoadStateOptions& options = {});

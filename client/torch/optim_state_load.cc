@@ -4,11 +4,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/torch/collective_call.h"
 #include "client/torch/optim_state_dicts.h"
 #include "client/torch/optim_state_loader.h"
 #include "client/torch/state_parts.h"
 #include "client/torch/state_sites.h"
-#include "client/torch/torch_status.h"
 #include "job/param_groups.h"
 #include "tessera/optimizer_state.h"
 
@@ -66,14 +66,7 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::ToLoad(const OptimStateDict& dic
   RETURN_IF_ERROR(CheckSource(settings.type, options));
   Session& session = model_->session();
   OptimStateLoader loader(model_, settings.type, options, &dict);
-  const auto read = [&] { return CatchTorch([&] { return loader.Read(); }); };
-  absl::Status status = read();
-  // Another process ended. The dictionary is still there, so it begins again.
-  while (absl::IsAborted(status)) {
-    RETURN_IF_ERROR(session.Recover());
-    status = read();
-  }
-  RETURN_IF_ERROR(status);
+  RETURN_IF_ERROR(RunCollective(model_, [&] { return loader.Read(); }));
   OptimStateDict flat;
   for (int unit = 0; unit < session.num_units(); ++unit) {
     ASSIGN_OR_RETURN(const int64_t step,
@@ -88,7 +81,8 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::ToLoad(const OptimStateDict& dic
     flat.state.insert(FlatKeyOf(*model_, unit, ""), std::move(state));
   }
   flat.last_step = loader.last_step();
-  for (const HyperParameters& numbers : loader.groups()) flat.groups.push_back({numbers, {}});
+  for (const HyperParameters& numbers : loader.groups())
+    flat.groups.push_back({numbers, {}, FormulaOf(session.config().optimizer)});
   const ParamGroups group_of(session.config());
   for (const std::string& name : names()) {
     if (flat.groups.empty()) break;
@@ -104,18 +98,11 @@ absl::StatusOr<std::vector<HyperParameters>> OptimStateDicts::Load(
   RETURN_IF_ERROR(CheckSource(settings.type, options));
   Session& session = model_->session();
   OptimStateLoader loader(model_, settings.type, options, &dict);
-  // Commits of the job, by which a try that was decided is told from one that was undone.
-  const int64_t writes = session.num_writes();
-  while (true) {
-    absl::Status status = CatchTorch([&] { return loader.Read(); });
-    if (status.ok()) status = Write(&session, loader);
-    if (status.ok()) return loader.groups();
-    // After any error, as on all ranks: the next call begins in the next epoch.
-    RETURN_IF_ERROR(session.Recover());
-    if (!absl::IsAborted(status)) return status;
-    // It was decided before the process died.
-    if (session.num_writes() > writes) return loader.groups();
-  }
+  RETURN_IF_ERROR(RunCollective(model_, [&]() -> absl::Status {
+    RETURN_IF_ERROR(loader.Read());
+    return Write(&session, loader);
+  }));
+  return loader.groups();
 }
 
 }  // namespace tessera

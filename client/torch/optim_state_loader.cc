@@ -8,6 +8,7 @@
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_parts.h"
 #include "client/torch/state_sites.h"
+#include "client/torch/torch_status.h"
 
 namespace tessera {
 namespace {
@@ -114,6 +115,7 @@ absl::Status OptimStateLoader::PlanGroups() {
   }
   for (size_t g = 0; g < wanted; ++g) {
     RETURN_IF_ERROR(ValidateHyperParameters(dict_->groups[g].numbers, g));
+    RETURN_IF_ERROR(CheckFormula(dict_->groups[g], FormulaOf(session_->config().optimizer), g));
     groups_.push_back(dict_->groups[g].numbers);
   }
   return absl::OkStatus();
@@ -171,7 +173,8 @@ absl::Status OptimStateLoader::Read() {
   groups_.clear();
   values_.clear();
   // All ranks agree before the first exchange, so that none waits for one that returned.
-  RETURN_IF_ERROR(exchange_.AgreeOn(reads_dict() ? Plan() : absl::OkStatus()));
+  RETURN_IF_ERROR(
+      exchange_.AgreeOn(CatchTorch([this] { return reads_dict() ? Plan() : absl::OkStatus(); })));
   RETURN_IF_ERROR(SharePlan());
   for (const StateArray array : arrays_) {
     for (size_t unit = 0; unit < first_.size(); ++unit) {

@@ -5,6 +5,7 @@
 //   model->head->weight.mutable_grad() = g;      after backward
 //
 // Collective: all ranks change the same parameters; of the values each rank's own slice counts.
+// Ranks that change others do other operations, which is an error on all of them that names both.
 // Source: the writeback check of torch/distributed/fsdp/_flat_param.py.
 #ifndef TESSERA_CLIENT_TORCH_REPLACED_PARAMETERS_H_
 #define TESSERA_CLIENT_TORCH_REPLACED_PARAMETERS_H_

@@ -213,5 +213,47 @@ TEST_F(ReplacedTest, ChangeBetweenForwardAndBackwardIsAnError) {  // ORIG-11
   }
 }
 
+// What is read and written for it is no operation of the other ranks.
+TEST_F(ReplacedTest, GradientThatOnlyOneRankSetsIsAnErrorOnEveryRankAndTrainingGoesOn) {
+  for (const bool clips : {false, true}) {
+    for (const int steps_before : {0, 2}) {
+      WithNet(2, [&](int rank, ShardedModel& model, PairNet& net) {
+        for (int step = 0; step < steps_before; ++step) ASSERT_OK(TrainStep(rank, model, net));
+        EXPECT_THAT(model.RunStep([&]() -> absl::Status {
+          PairLoss(net, 1, rank).backward();
+          if (rank == 1) net.pair->weights[1].mutable_grad() = torch::full({5, 2}, 2.0);
+          if (clips) {
+            const absl::Status clipped = model.ClipGradNorm(1.0, 2.0, {}).status();
+            if (!clipped.ok()) return clipped;
+          }
+          return model.Step();
+        }),
+                    StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("rank 1")));
+        ASSERT_OK(TrainStep(rank, model, net));
+      });
+    }
+  }
+}
+
+TEST_F(ReplacedTest, ParameterThatOnlyOneRankReplacesIsAnErrorOnEveryRank) {
+  for (const bool before_forward : {false, true}) {
+    for (const int steps_before : {0, 2}) {
+      WithNet(2, [&](int rank, ShardedModel& model, PairNet& net) {
+        for (int step = 0; step < steps_before; ++step) ASSERT_OK(TrainStep(rank, model, net));
+        const auto replace = [&] {
+          if (rank == 1) net.scale.set_data(torch::full({2}, 3.0));
+        };
+        EXPECT_THAT(model.RunStep([&] {
+          if (before_forward) replace();
+          PairLoss(net, 1, rank).backward();
+          if (!before_forward) replace();
+          return model.Step();
+        }),
+                    StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("rank 1")));
+      });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera

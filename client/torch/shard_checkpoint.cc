@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/torch/collective_call.h"
 #include "client/torch/optim_state_dict.h"
 #include "client/torch/optim_state_loader.h"
 #include "client/torch/precision_rules.h"
@@ -169,15 +170,7 @@ absl::Status StoreOptimState(ShardedModel* model, ShardOptimizer* own) {
   RETURN_IF_ERROR(CheckIdle(model, "storing an optimizer's state"));
   // What a step that was undone left in the optimizer must not be stored.
   own->UndoState();
-  Session* session = &model->session();
-  const int64_t writes = session->num_writes();
-  while (true) {
-    const absl::Status status = CatchTorch([&] { return Store(session, own); });
-    // Within a step the caller repeats it.
-    if (!absl::IsAborted(status) || model->in_step()) return status;
-    RETURN_IF_ERROR(session->Recover());
-    if (session->num_writes() > writes) return absl::OkStatus();  // Other ranks continue already.
-  }
+  return RunCollective(model, [&] { return Store(&model->session(), own); });
 }
 
 absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own) {
@@ -185,14 +178,7 @@ absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own) {
   if (model->in_step())
     return absl::FailedPreconditionError("taking an optimizer's state: not possible within a step");
   own->UndoState();
-  Session* session = &model->session();
-  const auto take = [&] { return CatchTorch([&] { return Take(session, own); }); };
-  absl::Status status = take();
-  while (absl::IsAborted(status)) {
-    RETURN_IF_ERROR(session->Recover());
-    status = take();
-  }
-  return status;
+  return RunCollective(model, [&] { return Take(&model->session(), own); });
 }
 
 absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const std::string& path,

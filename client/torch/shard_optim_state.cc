@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/torch/collective_call.h"
 #include "client/torch/state_entry_check.h"
 #include "client/torch/state_exchange.h"
 #include "client/torch/torch_status.h"
@@ -46,23 +47,15 @@ absl::Status CheckBetweenSteps(ShardedModel* model, const char* what) {
   return absl::FailedPreconditionError(absl::StrCat(what, ": not possible within a step"));
 }
 
-// Repeats what another process's death ended.
-absl::Status WithRecovery(Session* session, const std::function<absl::Status()>& body) {
-  absl::Status status = CatchTorch(body);
-  while (absl::IsAborted(status)) {
-    RETURN_IF_ERROR(session->Recover());
-    status = CatchTorch(body);
-  }
-  return status;
-}
-
 // What the optimizers must have alike.
 std::string TextOf(const OptimStateDict& dict) {
   std::string text;
   // In a fixed order: gathering is collective, tensor by tensor.
   for (const auto& item : dict.state) {
     absl::StrAppend(&text, item.key(), ",", item.value().step);
-    for (const auto& [moment, entry] : item.value().moments) absl::StrAppend(&text, ",", moment);
+    // The size of what is gathered depends on the dtype.
+    for (const auto& [moment, entry] : item.value().moments)
+      absl::StrAppend(&text, ",", moment, " ", c10::toString(entry.tensor.scalar_type()));
     absl::StrAppend(&text, ";");
   }
   return text;
@@ -115,7 +108,7 @@ absl::StatusOr<OptimStateDict> GatherOptimState(ShardedModel* model, ShardOptimi
   own->UndoState();
   Session& session = model->session();
   OptimStateDict dict;
-  RETURN_IF_ERROR(WithRecovery(&session, [&]() -> absl::Status {
+  RETURN_IF_ERROR(RunCollective(model, [&]() -> absl::Status {
     StateExchange exchange(&session);
     const auto names = own->ParameterNames();
     absl::StatusOr<OptimStateDict> local =
@@ -136,13 +129,12 @@ absl::Status SetShardOptimState(const OptimStateDict& dict, ShardedModel* model,
   own->UndoState();
   Session& session = model->session();
   const auto names = own->ParameterNames();
-  const absl::StatusOr<OptimStateDict> cut = Cut(session, dict, *own);
+  const absl::StatusOr<OptimStateDict> cut = CatchTorch([&] { return Cut(session, dict, *own); });
   absl::Status possible = names.status();
   if (possible.ok()) possible = cut.status();
   if (possible.ok()) possible = CheckOptimState(*cut, *names, own->optimizer());
   // Ranks that failed and ranks that did not must not part here.
-  RETURN_IF_ERROR(
-      WithRecovery(&session, [&] { return StateExchange(&session).AgreeOn(possible); }));
+  RETURN_IF_ERROR(RunCollective(model, [&] { return StateExchange(&session).AgreeOn(possible); }));
   return SetOptimState(*cut, *names, &own->optimizer());
 }
 

@@ -11,6 +11,7 @@
 #include "client/session/session_setup.h"
 #include "client/session/state_access.h"
 #include "client/torch/autograd_engine.h"
+#include "client/torch/collective_call.h"
 #include "client/torch/model_buffers.h"
 #include "client/torch/module_states.h"
 #include "client/torch/module_units.h"
@@ -107,12 +108,11 @@ absl::Status ShardedModelImpl::Open(absl::Time deadline) {
   }
   // A successor's module does not have the state's buffers yet.
   if (session_->initialized()) RETURN_IF_ERROR(SessionBuffers(session_.get()).Resume());
-  while (!session_->initialized()) {
-    // Another trainer ended: all begin again with the first values.
-    const absl::Status status = InitializeJob(session_.get(), units_, *root_, attach_);
-    if (!absl::IsAborted(status)) RETURN_IF_ERROR(status);
-    if (absl::IsAborted(status)) RETURN_IF_ERROR(session_->Recover());
-  }
+  // Where another trainer ends, all begin again with the first values.
+  RETURN_IF_ERROR(RunCollective(session_.get(), [this] {
+    return session_->initialized() ? absl::OkStatus()
+                                   : InitializeJob(session_.get(), units_, *root_, attach_);
+  }));
   // From now on the session's own timeouts count.
   setup.LimitWaits(absl::InfiniteFuture());
   StateAccess(session_.get()).SetTrainerTensors(TrainerTensorsOf(this));
@@ -207,12 +207,7 @@ absl::Status ShardedModelImpl::Summon(const SummonOptions& options,
   RETURN_IF_ERROR(CheckSummon(options));
   ASSIGN_OR_RETURN(std::vector<int> which, UnitsToSummon(units_, *root_, options));
   FullParameters full(session_.get(), &units_, std::move(which), options);
-  absl::Status status = full.Open();
-  // Within a step an abort is the step's, which is done again as a whole.
-  while (absl::IsAborted(status) && !in_step_ && !session_->within_step()) {
-    RETURN_IF_ERROR(session_->Recover());
-    status = full.Open();
-  }
+  absl::Status status = RunCollective(this, [&] { return full.Open(); });
   // Another rank's error, perhaps: the next call begins in the next epoch.
   if (!status.ok() && !absl::IsAborted(status) && !in_step_) RETURN_IF_ERROR(session_->Recover());
   RETURN_IF_ERROR(status);
@@ -239,20 +234,17 @@ absl::Status ShardedModelImpl::RunSummoned(const SummonOptions& options, FullPar
 
 absl::Status ShardedModelImpl::WriteBack(FullParameters* full) {
   const bool within_step = session_->within_step();
-  const int64_t writes = session_->num_writes();
-  while (true) {
-    const absl::Status status = full->WriteBack();
-    if (status.ok()) return status;
-    // The step is done again, and with it this.
-    if (absl::IsAborted(status) && within_step) return status;
-    RETURN_IF_ERROR(session_->Recover());
-    if (!absl::IsAborted(status)) return status;
-    // Decided before the process died: all ranks have it.
-    if (session_->num_writes() > writes) return absl::OkStatus();
+  bool again = false;
+  absl::Status status = RunCollective(session_.get(), [&]() -> absl::Status {
     // Another rank may still have been reading; every rank's next try begins with that.
-    const absl::Status read = full->ReadAgain();
-    if (!read.ok() && !absl::IsAborted(read)) return read;
-  }
+    if (std::exchange(again, true)) RETURN_IF_ERROR(full->ReadAgain());
+    return full->WriteBack();
+  });
+  // Where the step's gradients were lost, the step is done again, and with it this.
+  if (!within_step || status.ok() || absl::IsAborted(status)) return status;
+  status = SessionSetup(session_.get()).Tell(status);
+  (void)session_->Recover();  // If it cannot, the next call says so.
+  return status;
 }
 
 absl::Status ShardedModelImpl::SummonModule(const torch::nn::Module& module,

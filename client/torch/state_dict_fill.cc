@@ -1,6 +1,5 @@
 // StateDictLoader: the values that this rank takes.
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
@@ -9,6 +8,24 @@
 #include "client/torch/state_parts.h"
 
 namespace tessera {
+namespace {
+
+// More than any node's memory.
+constexpr int64_t kMostBytes = int64_t{1} << 40;
+
+// The size that rank 0 announces for a state; `own`: this rank's, if it has that state.
+absl::Status CheckAnnounced(const std::string& name, int64_t size_bytes, const torch::Tensor* own) {
+  if (size_bytes < 0 || size_bytes > kMostBytes) {
+    return absl::InternalError(
+        absl::StrCat("state dict, '", name, "': rank 0 announced ", size_bytes, " bytes"));
+  }
+  if (own == nullptr || size_bytes == static_cast<int64_t>(own->nbytes())) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("state dict, '", name, "': rank 0's has ",
+                                                 size_bytes, " bytes, this rank's ",
+                                                 own->nbytes()));
+}
+
+}  // namespace
 
 std::vector<char> StateDictLoader::GivenBytes() const {
   std::vector<char> given;
@@ -96,36 +113,36 @@ absl::Status StateDictLoader::SharePlain(const StateDict& dict) {
     if (session_->rank() == 0 && dict.contains(site.name)) names.push_back(site.name);
   }
   RETURN_IF_ERROR(exchange_.Share(&names));
-  absl::Status fits;
-  for (const std::string& name : names) {
-    // Ranks may ignore different parameters.
-    const auto state = states.find(name);
-    torch::Tensor value;
-    std::vector<int64_t> bytes = {0};
-    if (session_->rank() == 0) {
-      value = dict[name].tensor.detach().to(torch::kCPU, state->second.scalar_type()).contiguous();
-      bytes[0] = value.nbytes();
-    }
-    RETURN_IF_ERROR(exchange_.Share(&bytes));
-    // Negative sizes would wrap around below.
-    if (bytes[0] < 0) return absl::InternalError("rank 0 announced a negative size");
-    std::vector<char> buffer(bytes[0]);
-    if (session_->rank() == 0 && bytes[0] > 0) memcpy(buffer.data(), value.data_ptr(), bytes[0]);
-    RETURN_IF_ERROR(exchange_.Share(absl::MakeSpan(buffer)));
-    // Taken off the wire all the same, so that the next broadcast matches.
-    if (state == states.end()) continue;
-    if (bytes[0] != static_cast<int64_t>(state->second.nbytes())) {
-      // Noted only: an early return would leave the other ranks in the next broadcast.
-      fits = absl::InvalidArgumentError(absl::StrCat("state dict, '", name, "': rank 0's has ",
-                                                     bytes[0], " bytes, this rank's ",
-                                                     state->second.nbytes()));
-      continue;
-    }
-    torch::Tensor own = torch::empty(state->second.sizes(), state->second.scalar_type());
-    if (bytes[0] > 0) memcpy(own.data_ptr(), buffer.data(), bytes[0]);
-    plain_.emplace_back(state->second, own);
+  std::vector<torch::Tensor> values(names.size());
+  std::vector<int64_t> sizes(names.size());
+  for (size_t i = 0; session_->rank() == 0 && i < names.size(); ++i) {
+    values[i] = dict[names[i]]
+                    .tensor.detach()
+                    .to(torch::kCPU, states[names[i]].scalar_type())
+                    .contiguous()
+                    .clone();
+    sizes[i] = values[i].nbytes();
   }
-  return exchange_.AgreeOn(fits);
+  RETURN_IF_ERROR(exchange_.Share(&sizes));
+  // All sizes before the first value, and before memory is made for any.
+  absl::Status fits;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto state = states.find(names[i]);
+    fits.Update(
+        CheckAnnounced(names[i], sizes[i], state == states.end() ? nullptr : &state->second));
+  }
+  RETURN_IF_ERROR(exchange_.AgreeOn(fits));
+  for (size_t i = 0; i < names.size(); ++i) {
+    // Ranks may ignore different parameters. What this rank has no place for is dropped.
+    const auto state = states.find(names[i]);
+    const bool has = state != states.end();
+    if (session_->rank() != 0 && has)
+      values[i] = torch::empty(state->second.sizes(), state->second.scalar_type());
+    RETURN_IF_ERROR(
+        exchange_.Share(sizes[i], has ? static_cast<char*>(values[i].data_ptr()) : nullptr));
+    if (has) plain_.emplace_back(state->second, values[i]);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "client/torch/collective_call.h"
 #include "client/torch/state_entry_check.h"
 #include "client/torch/state_parts.h"
 #include "client/torch/torch_status.h"
@@ -92,15 +93,7 @@ absl::Status StateDictLoader::Try(const StateDict& dict) {
 }
 
 absl::StatusOr<LoadStateReport> StateDictLoader::Load(const StateDict& dict) {
-  const int64_t writes = session_->num_writes();
-  while (true) {
-    const absl::Status status = Try(dict);
-    if (status.ok()) break;
-    // After any error, as on all ranks: the next call begins in the next epoch.
-    RETURN_IF_ERROR(session_->Recover());
-    if (!absl::IsAborted(status)) return status;
-    if (session_->num_writes() > writes) break;  // It was decided before the process died.
-  }
+  RETURN_IF_ERROR(RunCollective(model_, [&] { return Try(dict); }));
   // Only after the write was decided: before, an error must leave the module as it was.
   const torch::NoGradGuard no_grad;
   for (PlainValue& plain : plain_) plain.first.copy_(plain.second);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/torch/collective_call.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_dict_loader.h"
 #include "client/torch/state_parts.h"
@@ -102,14 +103,11 @@ absl::StatusOr<StateDict> StateDicts::Get(const torch::nn::Module& module) {
   const ShardedModel::OriginalBuffers original(model_);
   ASSIGN_OR_RETURN(const std::vector<StateSite> sites, SitesOf(model_, module));
   if (settings.type == StateDictType::kLocal) RETURN_IF_ERROR(CheckLocal(module, sites));
-  Session& session = model_->session();
-  const auto get = [&] { return CatchTorch([&] { return TryGet(module, sites, settings); }); };
-  absl::StatusOr<StateDict> dict = get();
-  // Only a read, so it is repeated as it is.
-  while (absl::IsAborted(dict.status()) && !model_->in_step() && !session.within_step()) {
-    RETURN_IF_ERROR(session.Recover());
-    dict = get();
-  }
+  StateDict dict;
+  RETURN_IF_ERROR(RunCollective(model_, [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(dict, TryGet(module, sites, settings));
+    return absl::OkStatus();
+  }));
   return dict;
 }
 

@@ -61,6 +61,7 @@ class StateDicts {
   //         InvalidArgument     also: an entry of another shape, or that is another part than this
   //                             rank's, named; from_rank0 of another type than FULL
   //         FailedPrecondition  also: within RunStep; the ranks' dictionaries have different keys
+  //         Unknown             what libtorch says of a tensor that it cannot convert
   //         others              Session::WriteParameters
   absl::StatusOr<LoadStateReport> Load(const torch::nn::Module& module, const StateDict& dict,
                                        const LoadStateOptions& options = {});

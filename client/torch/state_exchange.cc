@@ -31,7 +31,8 @@ absl::Status StateExchange::CheckAlike(absl::Span<const char> bytes, absl::strin
   RETURN_IF_ERROR(setup_.AllGather(BytesOf(&own), BytesOf(&all).data()));
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] != all[0])
-      return absl::FailedPreconditionError(absl::StrCat("ranks 0 and ", rank, " ", text));
+      return setup_.ErrorOfAll(
+          absl::FailedPreconditionError(absl::StrCat("ranks 0 and ", rank, " ", text)));
   }
   return absl::OkStatus();
 }
@@ -56,6 +57,17 @@ absl::Status StateExchange::Share(std::vector<std::string>* strings) {
       return absl::InternalError(absl::StrCat("rank 0 announced a name of ", sizes[i], " bytes"));
     (*strings)[i].resize(sizes[i]);
     RETURN_IF_ERROR(setup_.Broadcast(absl::MakeSpan((*strings)[i])));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateExchange::Share(int64_t size_bytes, char* bytes) {
+  // In the same pieces on all ranks, whether they keep them or not.
+  constexpr int64_t kPiece = 1 << 20;
+  std::vector<char> dropped(bytes == nullptr ? std::min(kPiece, size_bytes) : 0);
+  for (int64_t at = 0; at < size_bytes; at += kPiece) {
+    char* const piece = bytes == nullptr ? dropped.data() : bytes + at;
+    RETURN_IF_ERROR(setup_.Broadcast(absl::MakeSpan(piece, std::min(kPiece, size_bytes - at))));
   }
   return absl::OkStatus();
 }

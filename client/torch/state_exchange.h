@@ -2,7 +2,8 @@
 // optim_state_dicts.h.
 //
 // Collective: all ranks make the same calls, outside of a step. As SessionSetup, by which it goes.
-// Errors of all: as there, and Internal  rank 0 announced what cannot be.
+// Errors of all: as there, and Internal  rank 0 announced what cannot be. That and what libtorch
+// throws are of this rank alone: RunCollective tells the others.
 #ifndef TESSERA_CLIENT_TORCH_STATE_EXCHANGE_H_
 #define TESSERA_CLIENT_TORCH_STATE_EXCHANGE_H_
 
@@ -34,6 +35,8 @@ class StateExchange {
   absl::Status Share(absl::Span<char> bytes) { return setup_.Broadcast(bytes); }
   absl::Status Share(std::vector<int64_t>* numbers);      // As many as everybody has.
   absl::Status Share(std::vector<std::string>* strings);  // Any number, of any bytes.
+  // So many bytes, which each rank knows; null: they are dropped, and take no memory here.
+  absl::Status Share(int64_t size_bytes, char* bytes);
   // `own` of rank 0 alone, converted; a copy.
   absl::StatusOr<torch::Tensor> Share(const torch::Tensor& own, const std::vector<int64_t>& shape,
                                       torch::ScalarType dtype);

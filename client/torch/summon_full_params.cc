@@ -1,21 +1,28 @@
 #include "client/torch/summon_full_params.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "client/session/session_setup.h"
 #include "client/torch/kept_gradient.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/torch_device.h"
 #include "client/torch/unit_lookup.h"
 
 namespace tessera {
-namespace {}  // namespace
 
 absl::Status CheckShape(const torch::Tensor& tensor, const TensorSpec& spec, absl::string_view of) {
-  if (tensor.defined() && tensor.sizes().vec() == spec.shape) return absl::OkStatus();
+  const bool same_shape = tensor.defined() && tensor.sizes().vec() == spec.shape;
+  // A sparse one's elements cannot be copied, which would be noticed in the middle of the write.
+  if (same_shape && tensor.layout() == torch::kStrided) return absl::OkStatus();
+  if (same_shape) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot write back ", of, " '", spec.name, "': it is not a dense tensor"));
+  }
   const std::vector<int64_t> shape =
       tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -86,6 +93,7 @@ void UseClusterMemory(const Session& session, int unit, int parameter, torch::Te
 }
 
 absl::Status FullParameters::Open() {
+  if (options_.with_grads) RETURN_IF_ERROR(CheckReducedAlike());
   std::vector<std::pair<torch::Tensor*, torch::Tensor>> values, gradients;
   for (const int unit : which_) {
     const std::vector<PlacedParameter>& placed = session_->layout().units[unit].flat.parameters();
@@ -141,15 +149,51 @@ absl::Status FullParameters::WriteBack() {
   RETURN_IF_ERROR(session_->WriteParameters(which_, [this](int unit, int p, Values values) {
     CopyValues(units_->parameters[unit][p], values);
   }));
-  if (!options_.with_grads) return absl::OkStatus();
-  for (const int unit : which_) RETURN_IF_ERROR(WriteGradients(unit));
+  return options_.with_grads ? WriteGradients() : absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<char>> FullParameters::Exchange(
+    const std::function<bool(int unit)>& own) const {
+  const size_t num_ranks = session_->config().world_size;
+  std::vector<char> said, all(which_.size() * num_ranks), by_unit(all.size());
+  for (const int unit : which_) said.push_back(own(unit) ? 1 : 0);
+  RETURN_IF_ERROR(SessionSetup(session_).AllGather(said, all.data()));
+  for (size_t i = 0; i < by_unit.size(); ++i)
+    by_unit[i] = all[i % num_ranks * which_.size() + i / num_ranks];
+  return by_unit;
+}
+
+absl::Status FullParameters::CheckReducedAlike() const {
+  ASSIGN_OR_RETURN(const std::vector<char> all,
+                   Exchange([this](int unit) { return session_->reduced(unit); }));
+  // A rank would wait in a read that the others do not make.
+  const size_t num_ranks = session_->config().world_size;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const size_t unit = i / num_ranks;
+    if (all[i] == all[unit * num_ranks]) continue;
+    return SessionSetup(session_).ErrorOfAll(absl::FailedPreconditionError(absl::StrCat(
+        "summon with_grads: of ranks 0 and ", i % num_ranks, " only one has reduced unit '",
+        session_->layout().units[which_[unit]].flat.unit_name(), "'")));
+  }
   return absl::OkStatus();
 }
 
-absl::Status FullParameters::WriteGradients(int unit) {
-  bool any = session_->reduced(unit);
-  for (const torch::Tensor& tensor : units_->parameters[unit]) any |= tensor.grad().defined();
-  if (!any) return absl::OkStatus();
+absl::Status FullParameters::WriteGradients() {
+  ASSIGN_OR_RETURN(const std::vector<char> all, Exchange([this](int unit) {
+                     bool any = session_->reduced(unit);
+                     for (const torch::Tensor& tensor : units_->parameters[unit])
+                       any |= tensor.grad().defined();
+                     return any;
+                   }));
+  const auto num_ranks = static_cast<ptrdiff_t>(session_->config().world_size);
+  for (size_t i = 0; i < which_.size(); ++i) {
+    const auto first = all.begin() + static_cast<ptrdiff_t>(i) * num_ranks;
+    if (std::count(first, first + num_ranks, 1) > 0) RETURN_IF_ERROR(WriteGradientsOf(which_[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FullParameters::WriteGradientsOf(int unit) {
   return session_->WriteGradients(unit, [&](int p, bool, Values values) {
     const torch::Tensor& gradient = units_->parameters[unit][p].grad();
     if (gradient.defined()) {

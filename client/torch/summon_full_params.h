@@ -19,6 +19,9 @@
 #ifndef TESSERA_CLIENT_TORCH_SUMMON_FULL_PARAMS_H_
 #define TESSERA_CLIENT_TORCH_SUMMON_FULL_PARAMS_H_
 
+#include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -38,7 +41,8 @@ struct SummonOptions {
   bool rank0_only = false;      // Other ranks' parameters stay as they are: not readable.
   bool offload_to_cpu = false;  // On the host they are there anyway.
   // Also the reduced gradients (the mean over the ranks), as grad(); undefined where this rank gave
-  // none. Written back as well: each rank's own slice, and whether there is one.
+  // none. Written back as well: each rank's own slice, and whether there is one. A unit of which
+  // some rank has a gradient then is written by all of them.
   bool with_grads = false;
 };
 
@@ -59,7 +63,8 @@ class FullParameters {
                  const SummonOptions& options)
       : session_(session), units_(units), which_(std::move(which)), options_(options) {}
 
-  // Gives the module the copies. Errors: as Session::ReadParameters; the module is unchanged then.
+  // Gives the module the copies. Errors: as Session::ReadParameters; FailedPrecondition  with_grads,
+  // and only some ranks have reduced a unit, named. The module is unchanged then.
   absl::Status Open();
   // Makes the collective calls of Open once more, and forgets what they give.
   absl::Status ReadAgain();
@@ -77,7 +82,11 @@ class FullParameters {
   bool HasCopy() const { return !options_.rank0_only || session_->rank() == 0; }
   // Makes room in grad() for what is read.
   void TakeOutGradients();
-  absl::Status WriteGradients(int unit);
+  // For each of the units what each rank says of it: [unit * world_size + rank].
+  absl::StatusOr<std::vector<char>> Exchange(const std::function<bool(int unit)>& own) const;
+  absl::Status CheckReducedAlike() const;
+  absl::Status WriteGradients();
+  absl::Status WriteGradientsOf(int unit);
 
   Session* const session_;
   ModuleUnits* const units_;
@@ -95,7 +104,8 @@ const void* ClusterMemory(const Session& session, int unit, int parameter, bool 
 torch::Tensor TensorOf(ConstValues values, const std::vector<int64_t>& shape);
 // The values of any float tensor, into as many elements.
 void CopyValues(const torch::Tensor& tensor, Values values);
-// Errors: FailedPrecondition  naming `of` ("parameter") and the parameter: another shape, or none.
+// Errors: FailedPrecondition  naming `of` ("parameter") and the parameter: another shape, none, or
+// not dense.
 absl::Status CheckShape(const torch::Tensor& tensor, const TensorSpec& spec, absl::string_view of);
 // As set_data, also from and to the meta device, which libtorch refuses.
 void ReplaceMemory(torch::Tensor& tensor, const torch::Tensor& memory);

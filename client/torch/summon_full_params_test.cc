@@ -340,6 +340,74 @@ TEST_F(SummonTest, ErrorOfOneRanksBodyIsEveryRanksAndNothingIsWritten) {
   });
 }
 
+int UnitNamed(const ShardedModel& model, const std::string& name) {
+  const auto& units = model.units().model.units;
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    if (units[unit].name == name) return static_cast<int>(unit);
+  }
+  ADD_FAILURE() << name;
+  return 0;
+}
+
+TEST_F(SummonTest, UnitWhoseGradientOneRankSetsIsWrittenByAll) {
+  OnEachRank(2, [&](Trainer& trainer) {
+    const auto before = WholeParameters(trainer);
+    SummonOptions options;
+    options.with_grads = true;
+    ASSERT_OK(trainer.model->SummonFullParams(options, [&] {
+      if (trainer.rank == 1)
+        trainer.net->first->linear->weight.mutable_grad() = torch::ones({5, 5});
+      return absl::OkStatus();
+    }));
+    EXPECT_TRUE(trainer.model->session().reduced(UnitNamed(*trainer.model, "first")));
+    EXPECT_FALSE(trainer.model->session().reduced(UnitNamed(*trainer.model, "second")));
+    ASSERT_OK(trainer.model->Step());
+    const auto after = WholeParameters(trainer);
+    EXPECT_FALSE(torch::equal(after.at("first.linear.weight"), before.at("first.linear.weight")));
+    EXPECT_TRUE(torch::equal(after.at("second.linear.weight"), before.at("second.linear.weight")));
+  });
+}
+
+// A rank alone would wait for the gradients of the others.
+TEST_F(SummonTest, UnitThatOnlyOneRankHasReducedIsEveryRanksErrorByName) {
+  OnEachRank(2, [&](Trainer& trainer) {
+    Session& session = trainer.model->session();
+    const auto ones = [](int, bool, Values values) {
+      for (float& value : values.as<float>()) value = 1;
+      return true;
+    };
+    if (trainer.rank == 0) {
+      ASSERT_OK(session.WriteGradients(UnitNamed(*trainer.model, "first"), ones));
+    }
+    SummonOptions options = ReadOnly();
+    options.with_grads = true;
+    options.module = trainer.net->first.get();
+    options.recurse = false;
+    EXPECT_THAT(trainer.model->SummonFullParams(options, [] { return absl::OkStatus(); }),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("of ranks 0 and 1 only one has reduced unit 'first'")));
+    ASSERT_OK(session.DropGradients());
+    ASSERT_OK(Train(trainer, 1));
+  });
+}
+
+TEST_F(SummonTest, GradientThatCannotBeCopiedIsEveryRanksErrorByName) {
+  OnEachRank(2, [&](Trainer& trainer) {
+    SummonOptions options;
+    options.with_grads = true;
+    EXPECT_THAT(trainer.model->SummonFullParams(options,
+                                                [&] {
+                                                  if (trainer.rank == 1)
+                                                    trainer.net->in->bias.mutable_grad() =
+                                                        torch::ones({5}).to_sparse();
+                                                  return absl::OkStatus();
+                                                }),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("the gradient of 'in.bias': it is not a dense tensor")));
+    ASSERT_OK(Train(trainer, 1));
+  });
+}
+
 class SummonKillTest : public SummonTest, public testing::WithParamInterface<const char*> {
  protected:
   // Each executor dies at its third write. One that replaces it may make two, so that in the end

@@ -95,12 +95,26 @@ void SetAdamNumbers(const HyperParameters& numbers, Options* options) {
       .weight_decay(numbers.weight_decay);
 }
 
-void SetNumbers(const HyperParameters& numbers, OptimizerOptions* options) {
+OptimFormula FormulaOf(const OptimizerOptions& options) {
+  OptimFormula formula;
+  formula.decoupled_weight_decay =
+      dynamic_cast<const torch::optim::AdamWOptions*>(&options) != nullptr;
+  if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&options)) {
+    formula.nesterov = sgd->nesterov();
+    formula.dampening = sgd->dampening();
+  }
+  return formula;
+}
+
+void SetNumbers(const OptimParamGroup& group, OptimizerOptions* options) {
+  const HyperParameters& numbers = group.numbers;
   if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(options))
     SetAdamNumbers(numbers, adamw);
   if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(options)) SetAdamNumbers(numbers, adam);
   if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(options)) {
     sgd->lr(numbers.learning_rate).momentum(numbers.momentum).weight_decay(numbers.weight_decay);
+    if (group.formula.has_value())
+      sgd->nesterov(group.formula->nesterov).dampening(group.formula->dampening);
   }
 }
 
@@ -154,10 +168,33 @@ bool UsesAmsgrad(const Optimizer& optimizer) {
   return false;
 }
 
-bool IsKnown(const Optimizer& optimizer) {
-  return dynamic_cast<const torch::optim::AdamW*>(&optimizer) != nullptr ||
-         dynamic_cast<const torch::optim::Adam*>(&optimizer) != nullptr ||
-         dynamic_cast<const torch::optim::SGD*>(&optimizer) != nullptr;
+// Also where it has no state yet.
+absl::Status CheckKnown(const Optimizer& optimizer) {
+  const bool known = dynamic_cast<const torch::optim::AdamW*>(&optimizer) != nullptr ||
+                     dynamic_cast<const torch::optim::Adam*>(&optimizer) != nullptr ||
+                     dynamic_cast<const torch::optim::SGD*>(&optimizer) != nullptr;
+  if (!known)
+    return absl::UnimplementedError("optimizer state: only of libtorch's Adam, AdamW and SGD");
+  return UsesAmsgrad(optimizer) ? AmsgradError() : absl::OkStatus();
+}
+
+// Numbers are taken only with as many groups: else the user's stay.
+bool TakesNumbers(const OptimStateDict& dict, const Optimizer& optimizer) {
+  return dict.groups.size() == optimizer.param_groups().size();
+}
+
+// SGD takes over what another SGD had.
+absl::Status CheckGroups(const OptimStateDict& dict, const Optimizer& optimizer) {
+  for (size_t g = 0; TakesNumbers(dict, optimizer) && g < dict.groups.size(); ++g) {
+    OptimFormula own = FormulaOf(optimizer.param_groups()[g].options());
+    const bool is_sgd = dynamic_cast<const torch::optim::SGD*>(&optimizer) != nullptr;
+    if (is_sgd && dict.groups[g].formula.has_value()) {
+      own.nesterov = dict.groups[g].formula->nesterov;
+      own.dampening = dict.groups[g].formula->dampening;
+    }
+    RETURN_IF_ERROR(CheckFormula(dict.groups[g], own, g));
+  }
+  return absl::OkStatus();
 }
 
 using States = std::unordered_map<std::string, std::unique_ptr<OptimizerParamState>>;
@@ -165,9 +202,8 @@ using States = std::unordered_map<std::string, std::unique_ptr<OptimizerParamSta
 // By libtorch's key.
 absl::StatusOr<States> StatesFrom(const OptimStateDict& dict, const std::vector<std::string>& names,
                                   const Optimizer& optimizer) {
-  if (!IsKnown(optimizer))
-    return absl::UnimplementedError("optimizer state: only of libtorch's Adam, AdamW and SGD");
-  if (UsesAmsgrad(optimizer)) return AmsgradError();
+  RETURN_IF_ERROR(CheckKnown(optimizer));
+  RETURN_IF_ERROR(CheckGroups(dict, optimizer));
   ASSIGN_OR_RETURN(const std::vector<torch::Tensor> parameters, ParametersOf(optimizer, names));
   // A state that has no parameter would be lost silently.
   const std::set<std::string> known(names.begin(), names.end());
@@ -189,12 +225,16 @@ absl::StatusOr<States> StatesFrom(const OptimStateDict& dict, const std::vector<
 
 absl::StatusOr<OptimStateDict> ReadState(const Optimizer& optimizer,
                                          const std::vector<std::string>& names) {
+  RETURN_IF_ERROR(CheckKnown(optimizer));
   ASSIGN_OR_RETURN(const std::vector<torch::Tensor> parameters, ParametersOf(optimizer, names));
   OptimStateDict dict;
   size_t next = 0;
   for (const auto& group : optimizer.param_groups()) {
     OptimParamGroup& to = dict.groups.emplace_back();
-    if (group.has_options()) to.numbers = NumbersOf(group.options());
+    if (group.has_options()) {
+      to.numbers = NumbersOf(group.options());
+      to.formula = FormulaOf(group.options());
+    }
     for (size_t i = 0; i < group.params().size(); ++i) to.params.push_back(names[next++]);
   }
   for (size_t i = 0; i < names.size(); ++i) {
@@ -213,9 +253,8 @@ absl::Status SetState(const OptimStateDict& dict, const std::vector<std::string>
   optimizer->state().clear();
   for (auto& [key, state] : states) optimizer->state()[key] = std::move(state);
   auto& groups = optimizer->param_groups();
-  // Only with as many groups: else the user's numbers stay.
-  for (size_t g = 0; groups.size() == dict.groups.size() && g < groups.size(); ++g)
-    SetNumbers(dict.groups[g].numbers, &groups[g].options());
+  for (size_t g = 0; TakesNumbers(dict, *optimizer) && g < groups.size(); ++g)
+    SetNumbers(dict.groups[g], &groups[g].options());
   return absl::OkStatus();
 }
 

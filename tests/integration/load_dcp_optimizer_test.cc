@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/session/local_cluster.h"
@@ -454,6 +455,26 @@ TEST_F(LoadDcpOptimizerTest, ItemThatCannotBeReadIsEveryRanksErrorAndChangesNoth
     return absl::OkStatus();
   }));
   EXPECT_EQ(after, before);
+  EXPECT_OK(team.TrainTo(3)) << "it goes on";
+}
+
+// A trainer's buffers may be of whole numbers, but no moment is.
+TEST_F(LoadDcpOptimizerTest, MomentOfWholeNumbersIsRefusedByNameOnEveryRank) {
+  GoldenFolder golden = ReadGoldenFolder("sgd");
+  // As long as it was: the protocol's opcode follows in the place of the rest.
+  const int replaced = absl::StrReplaceAll({{"\x8c\x07"
+                                             "float32",
+                                             "\x8c\x05int32\x80\x02"}},
+                                           &golden.files[".metadata"]);
+  ASSERT_GT(replaced, 0);
+  const std::string folder = golden.WriteOut();
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTrained(OptionsOf(2, OptimizerKind::kSgd)));
+  EXPECT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    EXPECT_THAT(LoadOptimizerState(session, folder),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("momentum_buffer': of no floating-point type")));
+    return absl::OkStatus();
+  }));
   EXPECT_OK(team.TrainTo(3)) << "it goes on";
 }
 

@@ -216,6 +216,16 @@ TEST_F(LoadOptimStateTest, WhatDoesNotFitIsEveryRanksErrorByNameAndNothingIsSet)
             "2 param groups");
     refused([&](auto* d) { d->groups[0].numbers.beta1 = 2; }, absl::StatusCode::kInvalidArgument,
             "beta1");
+    refused([&](auto* d) { d->groups[0].formula->nesterov = true; },
+            absl::StatusCode::kFailedPrecondition, "param group 0 has nesterov on");
+    refused([&](auto* d) { d->groups[0].formula->dampening = 0.5; },
+            absl::StatusCode::kFailedPrecondition, "has dampening 0.5");
+    refused(
+        [&](auto* d) {
+          d->groups[0].numbers.weight_decay = 0.5;
+          d->groups[0].formula->decoupled_weight_decay ^= true;
+        },
+        absl::StatusCode::kFailedPrecondition, "decoupled");
     refused([&](auto* d) { d->state["2.bias"].step = 7; }, absl::StatusCode::kFailedPrecondition,
             "ranks 0 and 1 load optimizer states that differ");
     refused([&](auto* d) { d->state.erase("2.bias"); }, absl::StatusCode::kFailedPrecondition,
@@ -228,6 +238,24 @@ TEST_F(LoadOptimStateTest, WhatDoesNotFitIsEveryRanksErrorByNameAndNothingIsSet)
       LossOf(*rank.model, 2, rank.rank).backward();
       return rank.sharded->Step();
     }));
+  });
+}
+
+TEST_F(LoadOptimStateTest, MomentThatRankZeroCannotConvertIsEveryRanksErrorAndNothingIsSet) {
+  OnRanks<Nested>(AdamJob(2), [&](Trainer<Nested>& rank) {
+    Train(rank, 1);
+    OptimStateDicts optim(rank.sharded.get(), &rank.states->types());
+    ASSERT_OK_AND_ASSIGN(const OptimStateDict full, optim.Get());
+    OptimStateDict dict = full;
+    torch::Tensor& moment = dict.state["2.bias"].moments["exp_avg_sq"].tensor;
+    moment = moment.to_sparse();
+    LoadStateOptions options;
+    options.from_rank0 = true;
+    EXPECT_THAT(optim.Load(dict, options),
+                StatusIs(absl::StatusCode::kUnknown, HasSubstr("parse")));
+    ASSERT_OK_AND_ASSIGN(const OptimStateDict after, optim.Get());
+    ExpectEqualState(after, full);
+    Train(rank, 1);
   });
 }
 

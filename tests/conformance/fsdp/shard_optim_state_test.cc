@@ -115,5 +115,22 @@ TEST_F(ShardOptimStateTest, OfAStepThatFailedItIsWhatItWasBefore) {
   });
 }
 
+// The ranks' parts travel together, so they are of one dtype.
+TEST_F(ShardOptimStateTest, MomentsOfAnotherDTypeOnOneRankAreEveryRanksError) {
+  OnRanks<Nested>(AdamJob(2), [&](Trainer<Nested>& rank) {
+    const auto own = MakeAdam(rank);
+    Steps(rank, own.get(), 1, 2);
+    if (rank.rank == 1) {
+      for (auto& [key, state] : own->optimizer().state()) {
+        auto& adam = static_cast<torch::optim::AdamParamState&>(*state);
+        adam.exp_avg(adam.exp_avg().to(torch::kDouble));
+      }
+    }
+    EXPECT_THAT(GatherOptimState(rank.sharded.get(), own.get()),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("ranks 0 and 1 have optimizers with state")));
+  });
+}
+
 }  // namespace
 }  // namespace tessera::conformance

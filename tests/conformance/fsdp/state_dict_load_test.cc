@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <sstream>
 
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/torch/state_exchange.h"
 #include "tests/conformance/fsdp/state_dict_fixture.h"
 
 namespace tessera::conformance {
@@ -276,6 +279,100 @@ TEST_F(LoadStateTest, WithinAStepItIsRefused) {
       LossOf(*rank.model, 1, rank.rank).backward();
       return rank.sharded->Step();
     }));
+  });
+}
+
+// A sparse tensor has the right shape; that it cannot be copied is only found on the way.
+TEST_F(LoadStateTest, TensorThatOneRankCannotConvertIsEveryRanksErrorAndNothingIsSet) {
+  for (const bool from_rank0 : {true, false}) {
+    SCOPED_TRACE(from_rank0);
+    const int broken = from_rank0 ? 0 : 1;
+    std::vector<absl::Status> statuses(2);
+    OnRanks<Nested>({MakeNested, 2, NestedUnits()}, [&](Trainer<Nested>& rank) {
+      const Tensors before = Whole(rank);
+      ASSERT_OK_AND_ASSIGN(const StateDict whole, rank.states->Get(*rank.model));
+      StateDict dict = whole;
+      for (auto& item : dict) item.value().tensor = item.value().tensor + 1;
+      if (rank.rank == broken) {
+        torch::Tensor& tensor = dict[dict.keys().back()].tensor;
+        tensor = tensor.to_sparse();
+      }
+      LoadStateOptions options;
+      options.from_rank0 = from_rank0;
+      statuses[rank.rank] = rank.states->Load(*rank.model, dict, options).status();
+      ExpectEqual(Whole(rank), before);
+      ASSERT_OK(rank.states->Load(*rank.model, whole, options));
+    });
+    // Neither the deadline's nor the other process's end.
+    EXPECT_THAT(statuses[broken], StatusIs(absl::StatusCode::kUnknown, HasSubstr("parse")));
+    EXPECT_THAT(statuses[1 - broken],
+                StatusIs(absl::StatusCode::kUnknown,
+                         HasSubstr(std::string(statuses[broken].message().substr(0, 40)))));
+  }
+}
+
+TEST_F(LoadStateTest, BufferThatRankZeroCannotConvertIsEveryRanksError) {
+  const auto make = [] { return std::make_shared<Transformer>(); };
+  OnRanks<Transformer>({make, 2}, [&](Trainer<Transformer>& rank) {
+    ASSERT_OK_AND_ASSIGN(StateDict dict, rank.states->Get(*rank.model));
+    dict["calls"].tensor = torch::ones_like(dict["calls"].tensor).to_sparse();
+    LoadStateOptions options;
+    options.from_rank0 = true;
+    EXPECT_THAT(rank.states->Load(*rank.model, dict, options),
+                StatusIs(absl::StatusCode::kUnknown, HasSubstr("parse")));
+    Train(rank, 1);
+  });
+}
+
+// What a rank 0 sends of which only the names, sizes and values of other states matter here.
+absl::Status SendStates(Session* session, const std::string& name, int64_t size_bytes,
+                        char* values) {
+  StateExchange exchange(session);
+  RETURN_IF_ERROR(exchange.AgreeOn(absl::OkStatus()));
+  std::vector<char> given;
+  for (const UnitLayout& unit : session->layout().units)
+    given.resize(given.size() + unit.flat.parameters().size());
+  RETURN_IF_ERROR(exchange.Share(absl::MakeSpan(given)));
+  std::vector<std::string> missing, unexpected, names = {name};
+  RETURN_IF_ERROR(exchange.Share(&missing));
+  RETURN_IF_ERROR(exchange.Share(&unexpected));
+  RETURN_IF_ERROR(exchange.Share(&names));
+  std::vector<int64_t> sizes = {size_bytes};
+  RETURN_IF_ERROR(exchange.Share(&sizes));
+  RETURN_IF_ERROR(exchange.AgreeOn(absl::OkStatus()));
+  return exchange.Share(size_bytes, values);
+}
+
+TEST_F(LoadStateTest, SizeThatCannotBeIsRefusedByNameOnEveryRankBeforeMemoryIsMade) {
+  const auto make = [] { return std::make_shared<Transformer>(); };
+  OnRanks<Transformer>({make, 2}, [&](Trainer<Transformer>& rank) {
+    for (const char* name : {"calls", "which only rank 0 has"}) {
+      for (const int64_t size_bytes : {int64_t{-1}, int64_t{1} << 60}) {
+        LoadStateOptions options;
+        options.from_rank0 = true;
+        const absl::Status status =
+            rank.rank == 0 ? SendStates(&rank.sharded->session(), name, size_bytes, nullptr)
+                           : rank.states->Load(*rank.model, StateDict(), options).status();
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
+                                     HasSubstr(absl::StrCat("'", name, "': rank 0 announced ",
+                                                            size_bytes, " bytes"))));
+      }
+    }
+    Train(rank, 1);
+  });
+}
+
+TEST_F(LoadStateTest, StateThatOnlyRankZeroHasIsDroppedByTheOthers) {
+  const auto make = [] { return std::make_shared<Transformer>(); };
+  OnRanks<Transformer>({make, 2}, [&](Trainer<Transformer>& rank) {
+    const Tensors before = Whole(rank);
+    std::string values((3 << 20) + 5, 'x');  // Several pieces.
+    LoadStateOptions options;
+    options.from_rank0 = true;
+    ASSERT_OK(rank.rank == 0
+                  ? SendStates(&rank.sharded->session(), "more", values.size(), values.data())
+                  : rank.states->Load(*rank.model, StateDict(), options).status());
+    ExpectEqual(Whole(rank), before);
   });
 }
 
