@@ -1,8 +1,13 @@
 // Backward outside the usual step: what it refuses, and what an end before the step leaves.
 #include <torch/csrc/autograd/engine.h>
 
+#include <functional>
+#include <thread>
+#include <vector>
+
 #include "base/status_matchers.h"
 #include "client/torch/torch_cluster.h"
+#include "client/torch/torch_status.h"
 
 namespace tessera {
 namespace {
@@ -132,6 +137,51 @@ TEST_F(BackwardTest, ZeroGradBetweenTwoLossesLeavesTheGradientsOfTheSecond) {
   const auto expected = TrainTwoSteps("second", step_of(false));
   for (const auto& [name, values] : TrainTwoSteps("both", step_of(true)))
     EXPECT_TRUE(torch::equal(values, expected.at(name))) << name;
+}
+
+// libtorch's users throw what they like.
+TEST_F(BackwardTest, ExceptionOfAnyTypeIsEveryRanksErrorWithItsType) {
+  ExpectChangesNothing([](Trainer& trainer) {
+    const absl::Status status = trainer.model->RunStep([&]() -> absl::Status {
+      LossOf(*trainer.net, 9, trainer.rank).backward();
+      if (trainer.rank == 1) throw 42;
+      return trainer.model->Step();
+    });
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnknown, HasSubstr("of type 'int'")));
+    EXPECT_FALSE(trainer.model->in_step());
+  });
+}
+
+TEST_F(BackwardTest, ForwardOnAThreadWhileAnotherIsInTheModelIsRefusedByName) {
+  ExpectChangesNothing([](Trainer& trainer) {
+    const auto refused_on_a_thread = [&](const std::string& where) {
+      std::thread([&] {
+        for (const auto& forward :
+             std::vector<std::function<void()>>{[&] {
+                                                  trainer.net->forward(torch::ones({2, 3}));
+                                                },
+                                                [&] {
+                                                  trainer.net->second->forward(torch::ones({2, 5}));
+                                                }}) {
+          EXPECT_THAT(CatchTorch([&] {
+                        forward();
+                        return absl::OkStatus();
+                      }),
+                      StatusIs(absl::StatusCode::kFailedPrecondition,
+                               AllOf(HasSubstr("one thread at a time"), HasSubstr(where))));
+        }
+      }).join();
+    };
+    EXPECT_OK(trainer.model->RunStep([&] {
+      const torch::Tensor y = trainer.net->Call([&](NetImpl& net) {
+        refused_on_a_thread("forward");
+        return net.in->forward(torch::ones({2, 3}));
+      });
+      y.register_hook([&](const torch::Tensor&) { refused_on_a_thread("backward"); });
+      y.sum().backward();
+      return absl::OkStatus();
+    }));
+  });
 }
 
 TEST_F(BackwardTest, ExceptionInBackwardThatTheBodyCatchesLeavesTheNextOneWhole) {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "client/torch/cluster_tensor.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/unit_choice.h"
 
@@ -263,6 +264,12 @@ class Walk {
     if (!tensor.defined() || choice_.ignored.count(tensor.unsafeGetTensorImpl()) > 0)
       return absl::OkStatus();
     RETURN_IF_ERROR(CheckLayout(tensor, absl::StrCat("parameter '", name, "'")));
+    if (IsClusterTensor(tensor)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter '", name,
+          "' belongs to another ShardedModel of this process already, and one job trains a "
+          "parameter: attach both modules as one model, or name it in AttachOptions::ignored"));
+    }
     // Checked once for all: elements that are one in memory cannot be updated apart.
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -361,6 +368,8 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
   RETURN_IF_ERROR(walk.CheckMemory());
   ModuleUnits units = walk.Take();
   units.root = sharded;
+  units.tree = root.modules(/*include_self=*/false);
+  units.ignored = choice.ignored;
   if (choice.root_is_unit) units.unit_of_module.emplace(sharded, 0);
   units.root_is_unit = choice.root_is_unit;
   if (precision.param_dtype.has_value() && precision.cast_root_forward_inputs)

@@ -2,9 +2,11 @@
 #ifndef TESSERA_CLIENT_TORCH_MODULE_UNITS_H_
 #define TESSERA_CLIENT_TORCH_MODULE_UNITS_H_
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -45,6 +47,9 @@ struct ModuleUnits {
   // By unit: whether its tensors show the memory of windows in full precision at the moment.
   std::vector<bool> in_full_precision;
 
+  // All modules below the root, since the user may take one out of the tree while sites name it.
+  std::vector<std::shared_ptr<torch::nn::Module>> tree;
+  std::unordered_set<const c10::TensorImpl*> ignored;  // Parameters and buffers.
   ShardedBase* root = nullptr;
   // Whether the root is unit 0. It is none where all parameters are in inner units; then its
   // forward, which begins and ends the model's, opens no window.
@@ -64,7 +69,8 @@ struct ModuleUnits {
 //   not in a Sharded<> that holds nothing else (naming it); no parameter at all; a parameter in two
 //   units (naming both names and units); a dtype that cannot be trained; a group of which only a
 //   part is kept in full precision; all of ValidateModel's and ChooseUnits' (unit_choice.h).
-//         FailedPrecondition  some Sharded<> of the tree is attached already (naming it).
+//         FailedPrecondition  some Sharded<> of the tree is attached already (naming it), or a parameter
+//   is in another job's memory.
 absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy& policy,
                                       const IgnoredStates& ignored = {},
                                       const MixedPrecision& precision = {});

@@ -100,6 +100,69 @@ TEST_F(RefusedModulesTest, ModuleThatAnEarlierModelEmptied) {
   ExpectRefused(net, "'unused'", "was attached before", absl::StatusCode::kFailedPrecondition);
 }
 
+TEST_F(RefusedModulesTest, RootThatIsNullOrNoShardedModule) {
+  EXPECT_THAT(ShardedModel::Attach(nullptr, OptionsFor(0, 1)).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("root module is null")));
+  EXPECT_THAT(ShardedModel::Attach(std::make_shared<torch::nn::LinearImpl>(2, 2), OptionsFor(0, 1))
+                  .status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a tessera::Sharded<>")));
+}
+
+TEST_F(RefusedModulesTest, ParameterThatAnotherModelHasIsNamed) {
+  const std::shared_ptr<Net> first = MakeNet(), second = MakeNet();
+  second->register_module("shared", first->in);  // A plain module, which no unit marks.
+  SessionOptions options = OptionsFor(0, 1);
+  ASSERT_OK_AND_ASSIGN(auto model, ShardedModel::Attach(first, options));
+  ExpectRefused(second, "'shared.weight'", "another ShardedModel",
+                absl::StatusCode::kFailedPrecondition);
+  ASSERT_OK(model->RunStep([&] {
+    LossOf(*first, 1, 0).backward();
+    return model->Step();
+  }));
+}
+
+// What came into the tree after attaching would be left as it is in silence.
+TEST_F(RefusedModulesTest, ParameterThatIsRegisteredAfterAttachingIsNamedByTheStep) {
+  const auto expect_refused = [&](const std::string& name,
+                                  const std::function<void(Net&)>& change) {
+    ASSERT_NO_FATAL_FAILURE(SetUp());
+    const std::shared_ptr<Net> net = MakeNet();
+    ASSERT_OK_AND_ASSIGN(const auto model, ShardedModel::Attach(net, OptionsFor(0, 1)));
+    change(*net);
+    EXPECT_THAT(model->RunStep([&] {
+      LossOf(*net, 1, 0).backward();
+      return model->Step();
+    }),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr(name), HasSubstr("registered after"))));
+  };
+  expect_refused("'late'", [](Net& net) { net.register_parameter("late", torch::ones({3})); });
+  expect_refused("'first.late.weight'",
+                 [](Net& net) { net.first->register_module("late", torch::nn::Linear(2, 2)); });
+  expect_refused("'out.weight'",
+                 [](Net& net) { net.out = net.replace_module("out", torch::nn::Linear(5, 1)); });
+}
+
+TEST_F(RefusedModulesTest, WhatIsAddedOrTakenOutAfterAttachingAndIsNotTrainedChangesNothing) {
+  const std::shared_ptr<Net> net = MakeNet();
+  ASSERT_OK_AND_ASSIGN(auto model, ShardedModel::Attach(net, OptionsFor(0, 1)));
+  net->register_parameter("late", torch::ones({3}), /*requires_grad=*/false);
+  net->unregister_module("second");
+  net->second = nullptr;  // The model still has its parameters.
+  for (int step = 1; step <= 2; ++step) {
+    ASSERT_OK(model->RunStep([&] {
+      net->Call([](NetImpl& n) {
+           return n.out->forward(n.first->forward(n.in->forward(torch::ones({2, 3}))));
+         })
+          .square()
+          .mean()
+          .backward();
+      return model->Step();
+    }));
+  }
+  model.reset();
+}
+
 // One module under two names is one unit, and trains as the plain one does.
 TEST_F(RefusedModulesTest, ModuleThatIsRegisteredTwiceTrains) {
   struct TwiceImpl : torch::nn::Module {

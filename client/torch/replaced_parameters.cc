@@ -1,6 +1,7 @@
 #include "client/torch/replaced_parameters.h"
 
 #include <map>
+#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -90,7 +91,48 @@ absl::StatusOr<NewTensors> NewValues(Session* session, const std::vector<Replace
   return values;
 }
 
+// Looks through a tree for parameters that no unit has.
+class AddedParameters {
+ public:
+  AddedParameters(const ModuleUnits& units, const IgnoredStates& ignored) : known_(units.ignored) {
+    for (const auto& parameters : units.parameters) {
+      for (const torch::Tensor& parameter : parameters)
+        known_.insert(parameter.unsafeGetTensorImpl());
+    }
+    for (const auto& module : ignored.modules) skipped_.insert(module.get());
+  }
+  // The first one's name; empty: there is none.
+  std::string FirstBelow(const torch::nn::Module& module, const std::string& prefix) const {
+    if (skipped_.count(&module) > 0) return "";
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      const torch::Tensor& tensor = item.value();
+      // What needs no gradient is not trained by plain code either.
+      if (!tensor.defined() || !tensor.requires_grad()) continue;
+      if (known_.count(tensor.unsafeGetTensorImpl()) == 0) return absl::StrCat(prefix, item.key());
+    }
+    for (const auto& child : module.named_children()) {
+      std::string found = FirstBelow(*child.value(), absl::StrCat(prefix, child.key(), "."));
+      if (!found.empty()) return found;
+    }
+    return "";
+  }
+
+ private:
+  std::unordered_set<const c10::TensorImpl*> known_;
+  std::unordered_set<const torch::nn::Module*> skipped_;
+};
+
 }  // namespace
+
+absl::Status CheckNoneAdded(const torch::nn::Module& root, const ModuleUnits& units,
+                            const IgnoredStates& ignored) {
+  const std::string added = AddedParameters(units, ignored).FirstBelow(root, "");
+  if (added.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "parameter '", added,
+      "' was registered after the model was attached, so the job does not have it and would not "
+      "train it: register it before Attach, or name it in AttachOptions::ignored"));
+}
 
 std::string FirstReplaced(const Session& session, const ModuleUnits& units) {
   const std::vector<Replacement> found = FindReplaced(session, units, /*first_only=*/true);

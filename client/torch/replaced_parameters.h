@@ -32,6 +32,12 @@ std::string FirstReplaced(const Session& session, const ModuleUnits& units);
 absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
                                     std::vector<int>* changed);
 
+// A parameter that came into the tree after attaching is in no unit, and would not be trained.
+// `root` is the model's; what is below `ignored` is the user's own.
+// Errors: FailedPrecondition  a parameter that needs a gradient is in no unit: named.
+absl::Status CheckNoneAdded(const torch::nn::Module& root, const ModuleUnits& units,
+                            const IgnoredStates& ignored);
+
 // Makes each grad() that the user set the reduced gradient, and puts in its place what says so.
 // Errors: FailedPrecondition  a gradient of another shape, named; Session::WriteGradients.
 absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units, KeptGradients* kept);

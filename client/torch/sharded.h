@@ -20,9 +20,11 @@
 #ifndef TESSERA_CLIENT_TORCH_SHARDED_H_
 #define TESSERA_CLIENT_TORCH_SHARDED_H_
 
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -73,6 +75,10 @@ class ShardedBase {
   // The unit of a root that has none: its forward begins and ends the model's, and that is all.
   static constexpr int kRootWithoutUnit = -1;
 
+  ShardedBase() = default;
+  // A copy of a module has the same parameters, but is no unit.
+  ShardedBase(const ShardedBase& other) : emptied_(other.emptied_) {}
+  ShardedBase& operator=(const ShardedBase&) { return *this; }
   virtual ~ShardedBase() = default;
   // As which module of which unit; `observer` outlives the attachment.
   void AttachUnit(UnitObserver* observer, int unit, int member) {
@@ -96,13 +102,15 @@ class ShardedBase {
   // While one lives, the module is in a window of its own.
   class WindowScope {
    public:
-    explicit WindowScope(bool* in_window) : in_window_(in_window) { *in_window_ = true; }
-    ~WindowScope() { *in_window_ = false; }
+    explicit WindowScope(ShardedBase* module) : module_(module) {
+      module_->window_thread_ = std::this_thread::get_id();
+    }
+    ~WindowScope() { module_->window_thread_ = std::thread::id(); }
     WindowScope(const WindowScope&) = delete;
     WindowScope& operator=(const WindowScope&) = delete;
 
    private:
-    bool* const in_window_;
+    ShardedBase* const module_;
   };
 
   // From PreForward to PostForward, or to an exception.
@@ -129,7 +137,9 @@ class ShardedBase {
   UnitObserver* observer_ = nullptr;
   int unit_ = -1;
   int member_ = -1;
-  bool in_window_ = false;
+  bool in_window() const { return window_thread_ == std::this_thread::get_id(); }
+
+  std::atomic<std::thread::id> window_thread_ = std::thread::id();  // None: in no window.
   bool emptied_ = false;
 };
 
@@ -198,9 +208,9 @@ class Sharded : public WithForward<Sharded<M>, M>, public ShardedBase {
 
   template <typename F, typename... Args>
   auto InWindow(const F& function, Args&&... args) {
-    if (observer_ == nullptr || in_window_) return function(std::forward<Args>(args)...);
-    const WindowScope scope(&in_window_);
-    ForwardScope forward(this);
+    if (observer_ == nullptr || in_window()) return function(std::forward<Args>(args)...);
+    ForwardScope forward(this);  // Refused on a second thread, whose window this is not.
+    const WindowScope scope(this);
     TensorCast cast(observer_->InputDType(unit_));
     if (!cast.casts()) return Run(&forward, std::nullopt, function, std::forward<Args>(args)...);
     std::tuple<Held<Args>...> held(std::forward<Args>(args)...);

@@ -161,6 +161,7 @@ absl::Status ShardedModelImpl::PrepareStep() {
   // Graphs made before are refused from here on.
   windows_->BeginStep();
   RETURN_IF_ERROR(windows_->TakeReplaced());
+  RETURN_IF_ERROR(CheckNoneAdded(*root_, units_, attach_.ignored));
   RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_, &windows_->kept_gradients()));
   // After all that may fail: a step that did not begin has dropped nothing.
   windows_->kept_gradients().StepBegins();
@@ -261,6 +262,7 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> AttachModel(std::shared_ptr<torch:
                                                           SessionOptions options,
                                                           const WrapPolicy& policy,
                                                           const AttachOptions& attach) {
+  if (root == nullptr) return absl::InvalidArgumentError("the root module is null");
   ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root, policy, attach.ignored,
                                                 MergePrecision(attach.precision, &options.config)));
   std::vector<torch::Tensor> buffers;

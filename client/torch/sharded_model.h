@@ -19,8 +19,10 @@
 //
 // To set parameters, use SummonFullParams or apply(). Or, between steps and on all ranks, give a
 // parameter other data or register another tensor: its values are taken at the next forward of the
-// root, or step. A grad() that is set after backward is taken at the step. Another shape, or a
-// change between forward and backward, is an error (FailedPrecondition) that names the parameter.
+// root, or step. A grad() that is set after backward is taken at the step, in place of the mean
+// over the ranks: all ranks set the same. Another shape, or a change between forward and backward,
+// is an error (FailedPrecondition) that names the parameter; so is, at the step, a parameter that
+// needs a gradient and was registered after attaching.
 //
 // Gradients go to the job, which has their mean over the ranks. After backward grad() is a tensor
 // of the parameter's shape whose elements cannot be read (kept_gradient.h), so torch's optimizers
@@ -67,7 +69,7 @@ class ShardedModel {
   int64_t next_step() { return session().next_step(); }
 
   // As Session::RunStep. An exception of the body becomes a status: its own if it carries one, else
-  // Unknown with its text.
+  // Unknown with its text, or with its type where it is not a std::exception.
   virtual absl::Status RunStep(const std::function<absl::Status()>& step_body,
                                int* redone = nullptr) = 0;
 

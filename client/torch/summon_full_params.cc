@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "client/session/session_setup.h"
+#include "client/torch/cluster_tensor.h"
 #include "client/torch/kept_gradient.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/torch_device.h"
@@ -89,7 +90,7 @@ void UseClusterMemory(const Session& session, int unit, int parameter, torch::Te
   const TensorSpec& spec = layout.flat.parameters()[parameter].spec;
   const torch::TensorOptions options =
       torch::TensorOptions().dtype(dtype).device(DeviceOf(session));
-  ReplaceMemory(tensor, torch::from_blob(address, spec.shape, options));
+  ReplaceMemory(tensor, ClusterTensor(address, spec.shape, options));
 }
 
 absl::Status FullParameters::Open() {

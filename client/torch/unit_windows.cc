@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <string>
 #include <utility>
@@ -175,6 +176,7 @@ void UnitWindows::FollowUses(int unit) {
 void UnitWindows::PreForward(int unit) {
   absl::MutexLock lock(&mu_);
   if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));
+  ThrowIfError(CheckThread());
   // Within a backward it is a recomputation, perhaps on a thread of autograd's.
   if (!driver_.in_backward()) thread_ = ThisThread();
   // Values that the user put in place of parameters count from a new forward on.
@@ -185,6 +187,18 @@ void UnitWindows::PreForward(int unit) {
   ThrowIfError(forward.status());
   BeginOwnNodes(*forward);
   forwards_.push_back(*std::move(forward));
+}
+
+absl::Status UnitWindows::CheckThread() const {
+  // A thread that runs nodes of a backward computes segments again.
+  const bool in_own_backward = torch::autograd::get_current_graph_task_exec_info() != nullptr;
+  const bool other_backward = driver_.in_backward() && !in_own_backward;
+  const bool other_forward =
+      !driver_.in_backward() && !forwards_.empty() && thread_ != ThisThread();
+  if (!other_backward && !other_forward) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "forward on one thread while another thread is in the model's ",
+      other_forward ? "forward" : "backward", ": one thread at a time may use a ShardedModel"));
 }
 
 void UnitWindows::BeginModelForward() {

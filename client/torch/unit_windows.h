@@ -102,6 +102,8 @@ class UnitWindows : public UnitObserver, private BackwardObserver, private Sessi
   void FollowUses(int unit) override;
   absl::Status HandOverGradients(int unit) override { return gradients_.Flush(unit); }
 
+  // Errors: FailedPrecondition  another thread is in a forward or backward of the model.
+  absl::Status CheckThread() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BeginModelForward();
   void EndModelForward();
   void IndexParameters(int unit);

@@ -1,6 +1,7 @@
 #include "tests/trials/trial_cases.h"
 
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 namespace tessera::trials {
@@ -83,6 +84,50 @@ std::vector<TrialCase> Backwards() {
   };
 }
 
+// What autograd lets people do besides Tensor::backward().
+std::vector<TrialCase> UsesOfAutograd() {
+  TrialCase parameter_hook = Trains("parameter-hook", "a hook of a parameter", Backward);
+  parameter_hook.prepare = [](Net& net) {
+    net.blocks[0]->linear->weight.register_hook([](const torch::Tensor& g) { return g * 2; });
+  };
+  return {
+      parameter_hook,
+      Trains("output-hook", "a hook of a unit's result changes the gradient",
+             [](Net& net, const torch::Tensor& x) {
+               torch::Tensor middle = net.blocks[0]->forward(x);
+               if (middle.requires_grad())
+                 middle.register_hook([](const torch::Tensor& g) { return g * 0.5; });
+               LossOf(net.forward(middle)).backward();
+             }),
+      Trains("no-grad-part", "a part of forward under NoGradGuard, by the same units",
+             [](Net& net, const torch::Tensor& x) {
+               torch::Tensor target;
+               {
+                 const torch::NoGradGuard no_grad;
+                 target = net.forward(x * 0.5);
+               }
+               LossOf(net.forward(x) - target).backward();
+             }),
+      Trains("other-thread", "backward on a thread of its own",
+             [](Net& net, const torch::Tensor& x) {
+               const torch::Tensor loss = LossOf(net.forward(x));
+               std::thread([&] { loss.backward(); }).join();
+             }),
+  };
+}
+
+TrialCase FrozenForAStep() {
+  TrialCase made;
+  made.name = "frozen-later";
+  made.what = "a parameter that needs no gradient in every other step";
+  made.body = [](Net& net, const torch::Tensor& x, int64_t step) {
+    net.blocks[0]->linear->weight.requires_grad_(step % 2 == 1);
+    Backward(net, x);
+    return true;
+  };
+  return made;
+}
+
 TrialCase BranchNotTaken() {
   TrialCase made;
   made.name = "branch-not-taken";
@@ -146,6 +191,14 @@ std::vector<TrialCase> CallsOfTorch() {
               [](Net& net, const torch::Tensor& x) {
                 LossOf(net.forward(x)).backward({}, true, /*create_graph=*/true);
               }),
+      Refused("late-parameter", "a parameter registered after attaching", "registered after",
+              [](Net& net, const torch::Tensor&) {
+                net.blocks[0]->register_parameter("late", torch::ones({2}));
+              }),
+      Refused("replaced-module", "a module replaced after attaching", "registered after",
+              [](Net& net, const torch::Tensor&) {
+                net.head = net.replace_module("head", torch::nn::Linear(kWidth, 2));
+              }),
   };
 }
 
@@ -187,9 +240,10 @@ std::vector<TrialCase> AllTrialCases() {
   std::vector<TrialCase> all = Backwards();
   all.push_back(BranchNotTaken());
   all.push_back(Frozen());
+  all.push_back(FrozenForAStep());
   all.push_back(SkippedStep());
   all.push_back(ClippedByAnotherNormEachStep());
-  for (auto& more : {CallsOfTorch(), Modules(), MissingRanks()})
+  for (auto& more : {UsesOfAutograd(), CallsOfTorch(), Modules(), MissingRanks()})
     all.insert(all.end(), more.begin(), more.end());
   return all;
 }
