@@ -1,10 +1,9 @@
-#include "client/torch/optim_state_dict.h"
-
 #include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "tessera/torch/optim_state_dicts.h"
 
 namespace tessera {
 

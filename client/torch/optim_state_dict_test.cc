@@ -1,9 +1,8 @@
-#include "client/torch/optim_state_dict.h"
-
 #include <torch/optim/adagrad.h>
 
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/optim_state_dicts.h"
 
 namespace tessera {
 namespace {

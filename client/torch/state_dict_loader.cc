@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "client/torch/state_entry_check.h"
 #include "client/torch/state_parts.h"
+#include "client/torch/summon_full_params.h"
 #include "client/torch/torch_status.h"
 
 namespace tessera {

@@ -13,17 +13,17 @@
 //
 // Gradients of arguments come back in the arguments' dtype. Plain values.
 // Source: torch.distributed.fsdp.MixedPrecision.
-#ifndef TESSERA_CLIENT_TORCH_MIXED_PRECISION_H_
-#define TESSERA_CLIENT_TORCH_MIXED_PRECISION_H_
+#ifndef TESSERA_TORCH_MIXED_PRECISION_H_
+#define TESSERA_TORCH_MIXED_PRECISION_H_
 
 #include <torch/nn/modules/batchnorm.h>
 
 #include <functional>
 #include <optional>
 
-#include "client/torch/libtorch.h"
-#include "client/torch/wrap_policy.h"
 #include "layout/dtype.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/wrap_policy.h"
 
 namespace tessera {
 
@@ -55,4 +55,4 @@ struct MixedPrecision : UnitPrecision {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_MIXED_PRECISION_H_
+#endif  // TESSERA_TORCH_MIXED_PRECISION_H_

@@ -1,7 +1,7 @@
 // The part of libtorch that the SDK uses. <torch/torch.h> has it too, and takes twice as long to
 // compile, as it instantiates all modules and their functions in each source.
-#ifndef TESSERA_CLIENT_TORCH_LIBTORCH_H_
-#define TESSERA_CLIENT_TORCH_LIBTORCH_H_
+#ifndef TESSERA_TORCH_LIBTORCH_H_
+#define TESSERA_TORCH_LIBTORCH_H_
 
 #include <torch/autograd.h>
 #include <torch/cuda.h>
@@ -17,4 +17,4 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#endif  // TESSERA_CLIENT_TORCH_LIBTORCH_H_
+#endif  // TESSERA_TORCH_LIBTORCH_H_

@@ -15,7 +15,7 @@
 // when the job is new, else the module takes the job's. Parameters are at stable addresses, so
 // views that autograd saved stay valid; they can be read only while their unit is unsharded, and
 // never written in place. Buffers stay the trainer's own; mixed_precision.h says when their dtype
-// changes, model_buffers.h how readers of the live state get them.
+// changes, AttachOptions::publish_buffers how readers of the live state get them.
 //
 // To set parameters, use SummonFullParams or apply(). Or, between steps and on all ranks, give a
 // parameter other data or register another tensor: its values are taken at the next forward of the
@@ -23,7 +23,7 @@
 // change between forward and backward, is an error (FailedPrecondition) that names the parameter.
 //
 // Gradients go to the job, which has their mean over the ranks. After backward grad() is a tensor
-// of the parameter's shape whose elements cannot be read (kept_gradient.h), so torch's optimizers
+// of the parameter's shape whose elements cannot be read, so torch's optimizers
 // and clip_grad_norm_ fail by name. Use instead: Step, ShardOptimizer (shard_optimizer.h) for an
 // optimizer of torch, ClipGradNorm, zero_grad() of a Sharded<> module, CommHook to change
 // gradients, SummonFullParams to read them.
@@ -31,8 +31,8 @@
 // Confined to one thread. While attached the module must outlive this. The destructor detaches and
 // leaves each parameter empty, with its name. Source: hook points as
 // torch/distributed/fsdp/_runtime_utils.py; module hooks do not exist in C++.
-#ifndef TESSERA_CLIENT_TORCH_SHARDED_MODEL_H_
-#define TESSERA_CLIENT_TORCH_SHARDED_MODEL_H_
+#ifndef TESSERA_TORCH_SHARDED_MODEL_H_
+#define TESSERA_TORCH_SHARDED_MODEL_H_
 
 #include <functional>
 #include <memory>
@@ -43,21 +43,51 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "client/torch/attach_options.h"
-#include "client/torch/module_units.h"
-#include "client/torch/sharded.h"
-#include "client/torch/summon_full_params.h"
-#include "client/torch/wrap_policy.h"
 #include "tessera/session.h"
+#include "tessera/torch/attach_options.h"
+#include "tessera/torch/sharded.h"
+#include "tessera/torch/wrap_policy.h"
 
 namespace tessera {
+
+struct ModuleUnits;
+
+// Whole parameters in the hands of the user's code, between steps:
+//
+//   sharded->SummonFullParams({}, [&] {
+//     torch::NoGradGuard no_grad;
+//     model->head->weight.mul_(0.5);          every parameter is a plain tensor, whole, in full
+//     return absl::OkStatus();
+//   });                                       set on all ranks or on none
+//
+// Trainers map the job's parameters read-only, so the body works on a private copy of the shards'
+// full values; of what it leaves, each rank's own slice is written back. Units that were readable
+// before stay so. The memory of the copy is that of the chosen units, on every rank that gets one.
+//
+// Collective: all ranks call it with the same options, at the same place. A process that dies
+// meanwhile goes unnoticed; only one that dies just when a call without writeback ends may leave
+// ranks at different places, which they are told by name.
+// Source: rules as torch/distributed/fsdp/_unshard_param_utils.py. Differences: with
+// writeback = false nothing persists, in a world of one neither; writing back inside of RunStep is
+// refused, since a step that is undone could not undo it.
+struct SummonOptions {
+  // The units at and below it; null: the root.
+  const torch::nn::Module* module = nullptr;
+  bool recurse = true;          // False: the unit `module` alone.
+  bool writeback = true;        // False: what the body changes is forgotten.
+  bool rank0_only = false;      // Other ranks' parameters stay as they are: not readable.
+  bool offload_to_cpu = false;  // On the host they are there anyway.
+  // Also the reduced gradients (the mean over the ranks), as grad(); undefined where this rank gave
+  // none. Written back as well: each rank's own slice, and whether there is one.
+  bool with_grads = false;
+};
 
 class ShardedModel {
  public:
   // `options.model` is filled in from the module: the root, and each Sharded<> that `policy`
   // chooses, is a unit (wrap_policy.h). Dtypes that attach.precision names replace
   // options.config's.
-  // Errors: as FindUnits (module_units.h) and Session::Open.
+  // Errors: as PlanUnits (unit_plan.h) and Session::Open.
   static absl::StatusOr<std::unique_ptr<ShardedModel>> Attach(
       std::shared_ptr<torch::nn::Module> root, SessionOptions options,
       const WrapPolicy& policy = AlwaysWrap(), const AttachOptions& attach = {});
@@ -91,18 +121,22 @@ class ShardedModel {
   // and so does every other way to step (shard_optimizer.h).
   virtual absl::Status PrepareStep() = 0;
 
-  // Runs `body` with whole parameters; see summon_full_params.h. Errors of the body are every
-  // rank's, as in RunStep, and nothing is written then.
+  // Runs `body` with whole parameters; see SummonOptions. Errors of the body are every rank's, as in
+  // RunStep, and nothing is written then.
   // Errors: FailedPrecondition  in forward or backward, or nested; writeback within RunStep; the
   //                             body left a parameter of another shape
   //         Aborted             a process died while gradients of a step under way were there
-  //         others              ValidateSummonOptions, UnitsToSummon, Session::ReadParameters
+  //         InvalidArgument     no unit is at or below options.module
+  //         Unimplemented       rank0_only with writeback; offload_to_cpu with with_grads, or where
+  //                             the strategy shards nothing
+  //         others              Session::ReadParameters
   virtual absl::Status SummonFullParams(const SummonOptions& options,
                                         const std::function<absl::Status()>& body) = 0;
 
   // When `module`'s forward (or backward) begins, the parameters of these are asked for too, in
   // this order, and not those of the unit that config.forward_prefetch (backward_prefetch) says; an
-  // empty list undoes it. All ranks set the same. What a wrong choice costs: prefetch_plan.h.
+  // empty list undoes it. All ranks set the same. A wrong choice costs an
+  // unshard that nobody needed, and its memory until the end of backward.
   // Errors: InvalidArgument  some module is not a unit of this model.
   using Modules = std::vector<const torch::nn::Module*>;  // Not owned.
   virtual absl::Status SetForwardPrefetch(const torch::nn::Module& module,
@@ -178,4 +212,4 @@ class ShardedModel {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_SHARDED_MODEL_H_
+#endif  // TESSERA_TORCH_SHARDED_MODEL_H_

@@ -14,8 +14,8 @@
 //   VisitTensors(result, [](torch::Tensor& tensor) { ... });
 //
 // Pure; as thread-safe as the values.
-#ifndef TESSERA_CLIENT_TORCH_FOR_EACH_TENSOR_H_
-#define TESSERA_CLIENT_TORCH_FOR_EACH_TENSOR_H_
+#ifndef TESSERA_TORCH_FOR_EACH_TENSOR_H_
+#define TESSERA_TORCH_FOR_EACH_TENSOR_H_
 
 #include <iterator>
 #include <optional>
@@ -24,7 +24,7 @@
 #include <utility>
 #include <variant>
 
-#include "client/torch/libtorch.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 
@@ -227,4 +227,4 @@ struct TensorsIn<T, std::enable_if_t<tensors_internal::IsOverloaded<T>::value>> 
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_FOR_EACH_TENSOR_H_
+#endif  // TESSERA_TORCH_FOR_EACH_TENSOR_H_

@@ -9,12 +9,12 @@
 // on none. The optimizer's own state is the trainer's. Step copies it first (by its save()), and
 // goes back to the copy where the step before it was undone, so that RunStep repeats it exactly; a
 // trainer that replaces a killed one starts without it, unless the user saves it: in checkpoints as
-// shard_checkpoint.h does, or as shard_optim_state.h gives it.
+// model_checkpoint.h does, or as optim_state_dicts.h gives it.
 //
 // What the optimizer does must be element by element: a tensor here is flat, a part of a parameter
-// (client/include/tessera/local_shards.h). Confined to the thread that trains; the model outlives this.
-#ifndef TESSERA_CLIENT_TORCH_SHARD_OPTIMIZER_H_
-#define TESSERA_CLIENT_TORCH_SHARD_OPTIMIZER_H_
+// (local_shards.h). Confined to the thread that trains; the model outlives this.
+#ifndef TESSERA_TORCH_SHARD_OPTIMIZER_H_
+#define TESSERA_TORCH_SHARD_OPTIMIZER_H_
 
 #include <cstdint>
 #include <functional>
@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/sharded_model.h"
 #include "tessera/local_shards.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera {
 
@@ -79,4 +79,4 @@ class ShardOptimizer {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_SHARD_OPTIMIZER_H_
+#endif  // TESSERA_TORCH_SHARD_OPTIMIZER_H_

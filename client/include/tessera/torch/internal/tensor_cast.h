@@ -1,12 +1,12 @@
 // Casts the floating-point tensors of a value of any type; see for_each_tensor.h for what is found
 // in it. As thread-safe as the value.
-#ifndef TESSERA_CLIENT_TORCH_TENSOR_CAST_H_
-#define TESSERA_CLIENT_TORCH_TENSOR_CAST_H_
+#ifndef TESSERA_TORCH_INTERNAL_TENSOR_CAST_H_
+#define TESSERA_TORCH_INTERNAL_TENSOR_CAST_H_
 
 #include <optional>
 
-#include "client/torch/for_each_tensor.h"
-#include "client/torch/libtorch.h"
+#include "tessera/torch/for_each_tensor.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 
@@ -37,4 +37,4 @@ class TensorCast {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_TENSOR_CAST_H_
+#endif  // TESSERA_TORCH_INTERNAL_TENSOR_CAST_H_

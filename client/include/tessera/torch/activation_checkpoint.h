@@ -21,8 +21,8 @@
 // What the segment throws is thrown. No second derivatives.
 // Source: torch/utils/checkpoint.py, reentrant; but parameters are inputs, so that the gradient of
 // each arrives once a backward.
-#ifndef TESSERA_CLIENT_TORCH_ACTIVATION_CHECKPOINT_H_
-#define TESSERA_CLIENT_TORCH_ACTIVATION_CHECKPOINT_H_
+#ifndef TESSERA_TORCH_ACTIVATION_CHECKPOINT_H_
+#define TESSERA_TORCH_ACTIVATION_CHECKPOINT_H_
 
 #include <functional>
 #include <memory>
@@ -32,8 +32,8 @@
 #include <utility>
 #include <vector>
 
-#include "client/torch/libtorch.h"
-#include "client/torch/sharded.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded.h"
 
 namespace tessera {
 
@@ -138,4 +138,4 @@ auto Checkpoint(T segment, Args&&... args) {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_ACTIVATION_CHECKPOINT_H_
+#endif  // TESSERA_TORCH_ACTIVATION_CHECKPOINT_H_

@@ -1,13 +1,13 @@
-// A coordinator and one worker, or several that stand for hosts, in this process, for tests and
-// small use: no daemon to deploy.
+// A coordinator and one worker, or several that stand for nodes, in this process, for tests and
+// small programs: no daemon to deploy.
 //
 //   auto cluster = LocalCluster::Start({.num_devices = 4});
 //   options.coordinator_address = cluster->coordinator_address(); ...
 //
 // Executors are threads of this process unless a binary is named. Trainers may be threads of this
 // process or other processes of the same user. Start and Stop from one thread.
-#ifndef TESSERA_CLIENT_SESSION_LOCAL_CLUSTER_H_
-#define TESSERA_CLIENT_SESSION_LOCAL_CLUSTER_H_
+#ifndef TESSERA_LOCAL_CLUSTER_H_
+#define TESSERA_LOCAL_CLUSTER_H_
 
 #include <memory>
 #include <string>
@@ -15,10 +15,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "worker/device/device_memory.h"
-#include "worker/executor/executor_machine.h"
 
 namespace tessera {
+
+class DeviceMemory;
+struct ExecutorMachine;
 
 class LocalCluster {
  public:
@@ -30,10 +31,11 @@ class LocalCluster {
     std::string journal_path;     // Empty: the coordinator's state is in memory.
     std::string executor_binary;  // Empty: threads.
     std::vector<std::string> executor_flags;
-    // The GPU of all ranks, as of WorkerServer::Options; not owned by what is made of it.
+    // For tests of Tessera itself: the GPU of all ranks, and what executors find on the machine.
+    // Null: ranks are in host memory.
     std::shared_ptr<DeviceMemory> device_memory;
+    std::shared_ptr<ExecutorMachine> machine;
     int num_workers_without_gpu = 0;  // The last ones; their ranks are in host memory.
-    ExecutorMachine machine;
   };
   // Returns once all workers are registered. Errors: ResourceExhausted  no port, socket or memory;
   // NotFound  no such executor binary; DeadlineExceeded  a worker does not reach the coordinator
@@ -48,4 +50,4 @@ class LocalCluster {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_SESSION_LOCAL_CLUSTER_H_
+#endif  // TESSERA_LOCAL_CLUSTER_H_

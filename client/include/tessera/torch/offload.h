@@ -16,15 +16,15 @@
 //
 // Throws StatusException: Unimplemented  another library has replaced libtorch's autograd engine,
 // as Python's does. Source: save_on_cpu of torch/autograd/graph.py.
-#ifndef TESSERA_CLIENT_TORCH_OFFLOAD_H_
-#define TESSERA_CLIENT_TORCH_OFFLOAD_H_
+#ifndef TESSERA_TORCH_OFFLOAD_H_
+#define TESSERA_TORCH_OFFLOAD_H_
 
 #include <functional>
 #include <memory>
 #include <utility>
 
-#include "client/torch/activation_checkpoint.h"
-#include "client/torch/libtorch.h"
+#include "tessera/torch/activation_checkpoint.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 
@@ -81,4 +81,4 @@ auto Offload(T segment, Args&&... args) {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_OFFLOAD_H_
+#endif  // TESSERA_TORCH_OFFLOAD_H_

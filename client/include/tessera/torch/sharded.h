@@ -17,8 +17,8 @@
 // status; inside of a window of its own module either is the plain call. Results and
 // arguments may be of any type; where they are cast (mixed_precision.h), for_each_tensor.h says in
 // which types tensors are found, and the method gets copies. Confined to the thread that trains.
-#ifndef TESSERA_CLIENT_TORCH_SHARDED_H_
-#define TESSERA_CLIENT_TORCH_SHARDED_H_
+#ifndef TESSERA_TORCH_SHARDED_H_
+#define TESSERA_TORCH_SHARDED_H_
 
 #include <functional>
 #include <optional>
@@ -28,10 +28,10 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "client/torch/for_each_tensor.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/sharded_forward.h"
-#include "client/torch/tensor_cast.h"
+#include "tessera/torch/for_each_tensor.h"
+#include "tessera/torch/internal/sharded_forward.h"
+#include "tessera/torch/internal/tensor_cast.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 
@@ -141,7 +141,7 @@ class Sharded : public WithForward<Sharded<M>, M>, public ShardedBase {
   using Base::Base;
 
   // As M::apply. Attached, `function` sees whole parameters, and what it sets is set on all ranks
-  // or on none (see summon_full_params.h): collective, and not within a step.
+  // or on none (see SummonOptions in sharded_model.h): collective, and not within a step.
   using M::apply;
   void apply(const std::function<void(torch::nn::Module&)>& function) {
     if (observer_ == nullptr) return M::apply(function);
@@ -232,4 +232,4 @@ class Sharded : public WithForward<Sharded<M>, M>, public ShardedBase {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_SHARDED_H_
+#endif  // TESSERA_TORCH_SHARDED_H_

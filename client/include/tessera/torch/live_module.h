@@ -10,19 +10,19 @@
 //
 // Parameters and buffers of one committed step, on all ranks; buffers are rank 0's. No trainer is
 // asked, and none waits: on the job's own host they are copied from its memory
-// (client/include/tessera/live_map.h), and fetched from elsewhere (live_reader.h). One thread, and nobody else
+// (live_map.h), and fetched from elsewhere (live_reader.h). One thread, and nobody else
 // uses the module meanwhile. Memory: the module's tensors once more, and the largest one as the job
 // keeps it.
-#ifndef TESSERA_CLIENT_TORCH_LIVE_MODULE_H_
-#define TESSERA_CLIENT_TORCH_LIVE_MODULE_H_
+#ifndef TESSERA_TORCH_LIVE_MODULE_H_
+#define TESSERA_TORCH_LIVE_MODULE_H_
 
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest/name_selection.h"
-#include "client/torch/libtorch.h"
 #include "tessera/live_reader.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 
@@ -61,4 +61,4 @@ absl::StatusOr<LoadedLiveState> LoadLiveState(torch::nn::Module* module, const L
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_LIVE_MODULE_H_
+#endif  // TESSERA_TORCH_LIVE_MODULE_H_

@@ -15,20 +15,20 @@
 // Collective: all ranks make the same calls, with settings alike, between steps; Get also within
 // RunStep before the first gradient. Where another rank's process dies, both are repeated in the
 // next epoch. One thread, the trainer's. The model outlives this.
-#ifndef TESSERA_CLIENT_TORCH_STATE_DICTS_H_
-#define TESSERA_CLIENT_TORCH_STATE_DICTS_H_
+#ifndef TESSERA_TORCH_STATE_DICTS_H_
+#define TESSERA_TORCH_STATE_DICTS_H_
 
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/torch/sharded_model.h"
-#include "client/torch/state_dict.h"
-#include "client/torch/state_dict_settings.h"
-#include "client/torch/state_sites.h"
+#include "tessera/torch/sharded_model.h"
+#include "tessera/torch/state_dict.h"
 
 namespace tessera {
+
+struct StateSite;
 
 struct LoadStateOptions {
   // Keys that are missing or unexpected are an error. Otherwise what is missing stays as it is.
@@ -80,4 +80,4 @@ class StateDicts {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_STATE_DICTS_H_
+#endif  // TESSERA_TORCH_STATE_DICTS_H_

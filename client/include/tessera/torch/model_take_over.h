@@ -5,20 +5,20 @@
 //   attach.first_values = TakeOverModel(model, {"old"}, &taken);
 //   ShardedModel::Attach(model, options, policy, attach);     taken.step is the last that was taken
 //
-// As TakeOver (client/include/tessera/hand_over.h). Buffers of the old job's rank 0 go into the module on all
+// As TakeOver (hand_over.h). Buffers of the old job's rank 0 go into the module on all
 // ranks, by name, all that the old job published or, where anything is in the way, none; those that
 // it did not are in TakenOver::missing_buffers, and stay. A trainer that replaces another one after
 // that keeps its module's own, as of any job.
-#ifndef TESSERA_CLIENT_TORCH_MODEL_TAKE_OVER_H_
-#define TESSERA_CLIENT_TORCH_MODEL_TAKE_OVER_H_
+#ifndef TESSERA_TORCH_MODEL_TAKE_OVER_H_
+#define TESSERA_TORCH_MODEL_TAKE_OVER_H_
 
 #include <functional>
 #include <memory>
 
 #include "absl/status/status.h"
-#include "client/torch/libtorch.h"
 #include "tessera/hand_over.h"
 #include "tessera/session.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 
@@ -30,4 +30,4 @@ std::function<absl::Status(Session* session)> TakeOverModel(std::shared_ptr<torc
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_MODEL_TAKE_OVER_H_
+#endif  // TESSERA_TORCH_MODEL_TAKE_OVER_H_

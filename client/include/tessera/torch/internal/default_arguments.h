@@ -1,7 +1,7 @@
 // The default arguments of a module's forward(), which its type does not name: how many there are,
 // a parameter that stands for one, and what torch::nn::Sequential and AnyModule are told of them.
-#ifndef TESSERA_CLIENT_TORCH_DEFAULT_ARGUMENTS_H_
-#define TESSERA_CLIENT_TORCH_DEFAULT_ARGUMENTS_H_
+#ifndef TESSERA_TORCH_INTERNAL_DEFAULT_ARGUMENTS_H_
+#define TESSERA_TORCH_INTERNAL_DEFAULT_ARGUMENTS_H_
 
 #include <cstddef>
 #include <optional>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/torch/libtorch.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 namespace forward_internal {
@@ -83,4 +83,4 @@ class AnyForward : public M {
 }  // namespace forward_internal
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_DEFAULT_ARGUMENTS_H_
+#endif  // TESSERA_TORCH_INTERNAL_DEFAULT_ARGUMENTS_H_

@@ -6,16 +6,16 @@
 // of its type. Sequential and AnyModule leave them out too, whether or not M says
 // FORWARD_HAS_DEFAULT_ARGS. AnyModule::get<Sharded<M>>() and Sequential::at<Sharded<M>>(i) do not
 // compile, as forward() is a base's: keep the module's own pointer for that.
-#ifndef TESSERA_CLIENT_TORCH_SHARDED_FORWARD_H_
-#define TESSERA_CLIENT_TORCH_SHARDED_FORWARD_H_
+#ifndef TESSERA_TORCH_INTERNAL_SHARDED_FORWARD_H_
+#define TESSERA_TORCH_INTERNAL_SHARDED_FORWARD_H_
 
 #include <cstddef>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
-#include "client/torch/default_arguments.h"
-#include "client/torch/libtorch.h"
+#include "tessera/torch/internal/default_arguments.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 namespace forward_internal {
@@ -182,4 +182,4 @@ using WithForward =
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_SHARDED_FORWARD_H_
+#endif  // TESSERA_TORCH_INTERNAL_SHARDED_FORWARD_H_

@@ -11,20 +11,20 @@
 //   ...
 //
 // Pure; thread-compatible.
-#ifndef TESSERA_CLIENT_TORCH_UNIT_PLAN_H_
-#define TESSERA_CLIENT_TORCH_UNIT_PLAN_H_
+#ifndef TESSERA_TORCH_UNIT_PLAN_H_
+#define TESSERA_TORCH_UNIT_PLAN_H_
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/mixed_precision.h"
-#include "client/torch/wrap_policy.h"
 #include "job/job_config.h"
 #include "layout/memory_plan.h"
 #include "layout/model_layout.h"
 #include "layout/step_traffic.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/mixed_precision.h"
+#include "tessera/torch/wrap_policy.h"
 
 namespace tessera {
 
@@ -39,11 +39,17 @@ struct UnitPlan {
   std::string text;  // All of this, human-readable.
 };
 
-// Errors: as FindUnits (module_units.h); InvalidArgument  as ValidateJobConfig and PlanMemory.
+// Errors: InvalidArgument     the root is not a Sharded<>; a module that is kept in full precision is
+//                             not in a Sharded<> that holds nothing else (naming it); no parameter
+//                             at all; a parameter in two units (naming both names and units); a
+//                             dtype that cannot be trained; a group of which only a part is kept in
+//                             full precision; what the policy names does not exist; as
+//                             ValidateModel, ValidateJobConfig and PlanMemory
+//         FailedPrecondition  some Sharded<> of the tree is attached already (naming it)
 absl::StatusOr<UnitPlan> PlanUnits(torch::nn::Module& root, const JobConfig& config,
                                    const WrapPolicy& policy = AlwaysWrap(),
                                    const MixedPrecision& precision = {});
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_UNIT_PLAN_H_
+#endif  // TESSERA_TORCH_UNIT_PLAN_H_

@@ -10,8 +10,8 @@
 // it. The root is a unit always and is not asked. A policy must choose alike on every rank: it is
 // a function of names, classes and shapes. Pure; thread-compatible.
 // Source: torch/distributed/fsdp/wrap.py; groups: fully_shard of a list of modules.
-#ifndef TESSERA_CLIENT_TORCH_WRAP_POLICY_H_
-#define TESSERA_CLIENT_TORCH_WRAP_POLICY_H_
+#ifndef TESSERA_TORCH_WRAP_POLICY_H_
+#define TESSERA_TORCH_WRAP_POLICY_H_
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/moduledict.h>
@@ -23,8 +23,8 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/libtorch.h"
 #include "layout/strategy.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 
@@ -89,4 +89,4 @@ WrapPolicy AnyPolicy(std::vector<WrapPolicy> policies);
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_WRAP_POLICY_H_
+#endif  // TESSERA_TORCH_WRAP_POLICY_H_
