@@ -1,7 +1,7 @@
 """Headers that gcc reads once and every source after it maps.
 
     load("//third_party:precompiled_header.bzl", "precompiled_header")
-    precompiled_header(name = "torch_pch", headers = ["//client/torch:libtorch.h"], copts = TORCH_COPTS)
+    precompiled_header(name = "torch_pch", headers = ["//client/include:tessera/torch/libtorch.h"], copts = TORCH_COPTS)
 
 Makes <name>.h, which is `headers` one after the other, and <name>.h.gch beside it. Who depends on the target and
 compiles with exactly the same flags and `-include third_party/<name>.h -Winvalid-pch` starts from

@@ -27,8 +27,9 @@ _COMPUTING_PACKAGES = [
 
 _LIBRARY_DEPS = ["//base:status_macros", "//third_party:absl"]
 _TEST_DEPS = ["//base:status_matchers", "//third_party:gtest_main"]
-_TORCH_DEPS = ["//client/torch:libtorch", "//third_party:torch"]
+_TORCH_DEPS = ["//client/include:tessera_torch", "//third_party:torch"]
 _CLUSTER_DEPS = [
+    "//client/include:tessera",
     "//client/session:local_cluster",
     "//client/session",
     "//tests/testing:toy_training",

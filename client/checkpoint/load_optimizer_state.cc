@@ -1,5 +1,3 @@
-#include "tessera/load_optimizer_state.h"
-
 #include <cstring>
 #include <map>
 #include <memory>
@@ -22,6 +20,7 @@
 #include "job/param_groups.h"
 #include "layout/shard_view.h"
 #include "layout/stored_dtype.h"
+#include "tessera/load_model.h"
 #include "tessera/optimizer_state.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/unique_fd.h"
-#include "tessera/host_executor_function.h"
+#include "tessera/session_options.h"
 
 namespace tessera {
 

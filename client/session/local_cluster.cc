@@ -1,4 +1,4 @@
-#include "client/session/local_cluster.h"
+#include "tessera/local_cluster.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -45,7 +45,7 @@ class LocalClusterImpl : public LocalCluster {
     worker.executor_binary = options.executor_binary;
     worker.executor_flags = options.executor_flags;
     worker.device_memory = options.device_memory;
-    worker.machine = options.machine;
+    if (options.machine != nullptr) worker.machine = *options.machine;
     for (int i = 0; i < options.num_workers; ++i) {
       const bool alone = options.num_workers == 1;
       worker.worker_id = alone ? "local" : absl::StrCat("local", i);

@@ -17,7 +17,7 @@
 #include "layout/values.h"
 #include "net/transport_security.h"
 #include "shm/control_page.h"
-#include "tessera/named_tensor.h"
+#include "tessera/checkpoint.h"
 #include "tessera/session.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/checkpoint.pb.h"
-#include "tessera/named_tensor.h"
+#include "tessera/checkpoint.h"
 #include "tessera/session.h"
 
 namespace tessera {

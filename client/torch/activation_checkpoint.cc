@@ -1,4 +1,4 @@
-#include "client/torch/activation_checkpoint.h"
+#include "tessera/torch/activation_checkpoint.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/SequenceNumber.h>

@@ -1,6 +1,6 @@
 // A checkpointed segment gives the bits of the plain call. Here without a cluster; with one in
 // sharded_checkpoint_test.cc.
-#include "client/torch/activation_checkpoint.h"
+#include "tessera/torch/activation_checkpoint.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/torch/activation_checkpoint.h"
 #include "client/torch/torch_cluster.h"
+#include "tessera/torch/activation_checkpoint.h"
 
 namespace tessera {
 namespace {

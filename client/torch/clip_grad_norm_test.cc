@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "base/status_matchers.h"
-#include "client/torch/shard_optimizer.h"
 #include "client/torch/torch_cluster.h"
 #include "tessera/gradient_scaler.h"
+#include "tessera/torch/shard_optimizer.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 #ifndef TESSERA_CLIENT_TORCH_CLUSTER_TENSOR_H_
 #define TESSERA_CLIENT_TORCH_CLUSTER_TENSOR_H_
 
-#include "client/torch/libtorch.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 

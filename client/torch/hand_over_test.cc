@@ -6,9 +6,9 @@
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
 #include "client/session/session_buffers.h"
-#include "client/torch/model_take_over.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/model_take_over.h"
 
 namespace tessera {
 namespace {

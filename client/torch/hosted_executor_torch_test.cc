@@ -5,9 +5,9 @@
 
 #include "base/status_matchers.h"
 #include "client/executor/host_executor.h"
-#include "client/torch/sharded_model.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera {
 namespace {

@@ -1,9 +1,9 @@
 // Modules and parameters that stay the user's. Comments name items of the conformance checklist.
-#include "client/torch/ignored_states.h"
-
 #include "base/status_matchers.h"
+#include "client/torch/module_units.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/attach_options.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/torch/sharded.h"
+#include "tessera/torch/sharded.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/torch/live_module.h"
+#include "tessera/torch/live_module.h"
 
 #include <ATen/MemoryOverlap.h>
 

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "client/session/local_cluster.h"
-#include "client/torch/attach_options.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/mixed_precision.h"
-#include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
+#include "tessera/torch/attach_options.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/mixed_precision.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera {
 

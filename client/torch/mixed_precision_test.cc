@@ -1,6 +1,6 @@
 // What a sharded model computes in, and that it trains as the plain module does that casts at the
 // same places. Ranks are threads of this process.
-#include "client/torch/mixed_precision.h"
+#include "tessera/torch/mixed_precision.h"
 
 #include <cmath>
 

@@ -18,11 +18,11 @@
 #include <optional>
 #include <vector>
 
-#include "client/torch/ignored_states.h"
-#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
 #include "layout/stored_dtype.h"
 #include "tessera/session.h"
+#include "tessera/torch/attach_options.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 

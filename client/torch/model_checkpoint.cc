@@ -1,4 +1,4 @@
-#include "client/torch/model_checkpoint.h"
+#include "tessera/torch/model_checkpoint.h"
 
 #include <utility>
 

@@ -1,5 +1,5 @@
 // Checkpoints of attached modules, through a real cluster.
-#include "client/torch/model_checkpoint.h"
+#include "tessera/torch/model_checkpoint.h"
 
 #include <sstream>
 #include <string>

@@ -1,4 +1,4 @@
-#include "client/torch/model_take_over.h"
+#include "tessera/torch/model_take_over.h"
 
 #include <cstring>
 #include <string>

@@ -3,9 +3,9 @@
 #define TESSERA_CLIENT_TORCH_MODULE_STATES_H_
 
 #include "absl/status/status.h"
-#include "client/torch/attach_options.h"
 #include "client/torch/module_units.h"
 #include "tessera/session.h"
+#include "tessera/torch/attach_options.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "client/torch/offload.h"
+#include "tessera/torch/offload.h"
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 

@@ -1,6 +1,6 @@
 // What autograd saves goes to a store and comes back for backward. Here without a cluster; with one
 // in sharded_checkpoint_test.cc.
-#include "client/torch/offload.h"
+#include "tessera/torch/offload.h"
 
 #include <torch/csrc/autograd/engine.h>
 

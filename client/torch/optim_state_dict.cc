@@ -1,11 +1,10 @@
-#include "client/torch/optim_state_dict.h"
-
 #include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "tessera/torch/optim_state_dicts.h"
 
 namespace tessera {
 

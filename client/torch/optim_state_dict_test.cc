@@ -1,10 +1,9 @@
-#include "client/torch/optim_state_dict.h"
-
 #include <torch/optim/adagrad.h>
 #include <torch/optim/rmsprop.h>
 
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/optim_state_dicts.h"
 
 namespace tessera {
 namespace {

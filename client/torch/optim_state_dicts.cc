@@ -1,4 +1,4 @@
-#include "client/torch/optim_state_dicts.h"
+#include "tessera/torch/optim_state_dicts.h"
 
 #include <algorithm>
 #include <set>
@@ -11,6 +11,8 @@
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_parts.h"
 #include "client/torch/state_sites.h"
+#include "client/torch/summon_full_params.h"
+#include "client/torch/torch_status.h"
 #include "job/param_groups.h"
 #include "tessera/optimizer_state.h"
 

@@ -5,12 +5,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/collective_call.h"
-#include "client/torch/optim_state_dicts.h"
 #include "client/torch/optim_state_loader.h"
 #include "client/torch/state_parts.h"
 #include "client/torch/state_sites.h"
+#include "client/torch/summon_full_params.h"
+#include "client/torch/torch_status.h"
 #include "job/param_groups.h"
 #include "tessera/optimizer_state.h"
+#include "tessera/torch/optim_state_dicts.h"
 
 namespace tessera {
 namespace {

@@ -12,12 +12,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/optim_state_dict.h"
-#include "client/torch/sharded_model.h"
-#include "client/torch/state_dicts.h"
 #include "client/torch/state_exchange.h"
 #include "job/job_memory.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/optim_state_dicts.h"
+#include "tessera/torch/sharded_model.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 

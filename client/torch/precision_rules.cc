@@ -1,7 +1,7 @@
 #include "client/torch/precision_rules.h"
 
 #include "absl/strings/str_cat.h"
-#include "client/torch/sharded.h"
+#include "tessera/torch/sharded.h"
 
 namespace tessera {
 namespace {

@@ -4,10 +4,10 @@
 
 #include <string>
 
-#include "client/torch/libtorch.h"
-#include "client/torch/mixed_precision.h"
 #include "job/job_config.h"
 #include "layout/dtype.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/mixed_precision.h"
 
 namespace tessera {
 

@@ -4,6 +4,7 @@
 
 #include "absl/synchronization/barrier.h"
 #include "base/status_matchers.h"
+#include "client/torch/summon_full_params.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
 

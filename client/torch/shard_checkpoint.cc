@@ -1,5 +1,3 @@
-#include "client/torch/shard_checkpoint.h"
-
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -8,12 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/collective_call.h"
-#include "client/torch/optim_state_dict.h"
 #include "client/torch/optim_state_loader.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_exchange.h"
+#include "client/torch/summon_full_params.h"
 #include "client/torch/torch_status.h"
 #include "tessera/optimizer_state.h"
+#include "tessera/torch/model_checkpoint.h"
+#include "tessera/torch/optim_state_dicts.h"
 
 namespace tessera {
 namespace {

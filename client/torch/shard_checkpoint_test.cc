@@ -1,6 +1,4 @@
 // Checkpoints of modules that trainers' own optimizers train, through a real cluster.
-#include "client/torch/shard_checkpoint.h"
-
 #include <filesystem>
 #include <sstream>
 #include <string>
@@ -8,10 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "client/cli/cli.h"
-#include "client/torch/shard_optim_state.h"
 #include "client/torch/torch_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/model_checkpoint.h"
+#include "tessera/torch/optim_state_dicts.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,3 @@
-#include "client/torch/shard_optim_state.h"
-
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "client/torch/state_exchange.h"
 #include "client/torch/torch_status.h"
 #include "layout/shard_view.h"
+#include "tessera/torch/optim_state_dicts.h"
 
 namespace tessera {
 namespace {

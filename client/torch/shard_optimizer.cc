@@ -1,4 +1,4 @@
-#include "client/torch/shard_optimizer.h"
+#include "tessera/torch/shard_optimizer.h"
 
 #include <algorithm>
 #include <sstream>

@@ -7,11 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
-#include "client/torch/activation_checkpoint.h"
-#include "client/torch/offload.h"
-#include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
+#include "tessera/torch/activation_checkpoint.h"
+#include "tessera/torch/offload.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/torch/sharded_model.h"
+#include "tessera/torch/sharded_model.h"
 
 #include <utility>
 #include <vector>
@@ -17,6 +17,7 @@
 #include "client/torch/module_units.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/replaced_parameters.h"
+#include "client/torch/summon_full_params.h"
 #include "client/torch/torch_device.h"
 #include "client/torch/torch_status.h"
 #include "client/torch/trainer_tensors.h"

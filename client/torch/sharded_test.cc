@@ -1,5 +1,5 @@
 // A module sharded over ranks (threads of this process) trains as the plain module does.
-#include "client/torch/sharded.h"
+#include "tessera/torch/sharded.h"
 
 #include <torch/nn/functional/loss.h>
 
@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/barrier.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
-#include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,8 @@
-#include "client/torch/state_dict.h"
+#include "tessera/torch/state_dict.h"
 
 #include <utility>
+
+#include "layout/unit_parts.h"
 
 namespace tessera {
 

@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "client/torch/state_dict_loader.h"
 #include "client/torch/state_parts.h"
+#include "client/torch/summon_full_params.h"
 
 namespace tessera {
 namespace {

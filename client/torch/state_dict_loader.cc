@@ -9,6 +9,7 @@
 #include "client/torch/collective_call.h"
 #include "client/torch/state_entry_check.h"
 #include "client/torch/state_parts.h"
+#include "client/torch/summon_full_params.h"
 #include "client/torch/torch_status.h"
 
 namespace tessera {

@@ -18,12 +18,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/torch/precision_rules.h"
-#include "client/torch/sharded_model.h"
-#include "client/torch/state_dict.h"
-#include "client/torch/state_dicts.h"
 #include "client/torch/state_exchange.h"
 #include "client/torch/state_sites.h"
 #include "layout/shard_view.h"
+#include "tessera/torch/sharded_model.h"
+#include "tessera/torch/state_dict.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 

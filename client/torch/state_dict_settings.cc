@@ -1,10 +1,10 @@
-#include "client/torch/state_dict_settings.h"
-
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/torch/module_units.h"
 #include "client/torch/unit_lookup.h"
+#include "tessera/torch/state_dict.h"
 
 namespace tessera {
 namespace {
@@ -53,6 +53,9 @@ bool operator==(const StateDictSettings& a, const StateDictSettings& b) {
          a.optimizer_rank0_only() == b.optimizer_rank0_only() &&
          Offloads(a.optimizer, offloads) == Offloads(b.optimizer, offloads);
 }
+
+StateDictTypes::StateDictTypes(const ModuleUnits* units)
+    : units_(units), of_(units->modules.size()) {}
 
 absl::StatusOr<StateDictSettings> StateDictTypes::Get(const torch::nn::Module& module) const {
   ASSIGN_OR_RETURN(const std::vector<int> units, SomeUnitsBelow(*units_, module, /*recurse=*/true));

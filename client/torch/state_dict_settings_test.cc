@@ -1,7 +1,7 @@
-#include "client/torch/state_dict_settings.h"
-
 #include "base/status_matchers.h"
+#include "client/torch/module_units.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/state_dict.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/torch/state_dict.h"
+#include "tessera/torch/state_dict.h"
 
 #include "base/status_matchers.h"
 #include "client/torch/state_entry_check.h"

@@ -1,4 +1,4 @@
-#include "client/torch/state_dicts.h"
+#include "tessera/torch/state_dicts.h"
 
 #include <algorithm>
 #include <map>
@@ -11,6 +11,7 @@
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_dict_loader.h"
 #include "client/torch/state_parts.h"
+#include "client/torch/summon_full_params.h"
 #include "client/torch/torch_status.h"
 #include "client/torch/unit_lookup.h"
 

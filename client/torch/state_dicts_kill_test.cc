@@ -1,9 +1,9 @@
 // Loading state while executors die.
 #include "base/status_matchers.h"
-#include "client/torch/optim_state_dicts.h"
-#include "client/torch/state_dicts.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/optim_state_dicts.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 namespace {

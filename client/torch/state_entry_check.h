@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/torch/state_dict.h"
+#include "layout/shard_map.h"
+#include "tessera/torch/state_dict.h"
 
 namespace tessera {
 

@@ -4,7 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/torch/state_dict.h"
+#include "layout/unit_parts.h"
+#include "tessera/torch/state_dict.h"
 
 namespace tessera {
 namespace {

@@ -16,9 +16,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "client/session/session_setup.h"
-#include "client/torch/libtorch.h"
 #include "layout/shard_view.h"
 #include "tessera/session.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 

@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/torch/libtorch.h"
-#include "client/torch/state_dict.h"
 #include "client/torch/state_entry_check.h"
 #include "layout/model_layout.h"
 #include "layout/shard_view.h"
 #include "layout/unit_parts.h"
 #include "tessera/session.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/state_dict.h"
 
 namespace tessera {
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/torch/module_units.h"
 #include "layout/model_layout.h"
 
 namespace tessera {

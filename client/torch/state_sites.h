@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/sharded_model.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera {
 

@@ -1,21 +1,4 @@
-// Whole parameters in the hands of the user's code, between steps:
-//
-//   sharded->SummonFullParams({}, [&] {
-//     torch::NoGradGuard no_grad;
-//     model->head->weight.mul_(0.5);          every parameter is a plain tensor, whole, in full
-//     return absl::OkStatus();
-//   });                                       set on all ranks or on none
-//
-// Trainers map the job's parameters read-only, so the body works on a private copy of the shards'
-// full values; of what it leaves, each rank's own slice is written back. Units that were readable
-// before stay so. The memory of the copy is that of the chosen units, on every rank that gets one.
-//
-// Collective: all ranks call it with the same options, at the same place. A process that dies
-// meanwhile goes unnoticed; only one that dies just when a call without writeback ends may leave
-// ranks at different places, which they are told by name.
-// Source: rules as torch/distributed/fsdp/_unshard_param_utils.py. Differences: with
-// writeback = false nothing persists, in a world of one neither; writing back inside of RunStep is
-// refused, since a step that is undone could not undo it.
+// The private copies of whole parameters behind ShardedModel::SummonFullParams (sharded_model.h).
 #ifndef TESSERA_CLIENT_TORCH_SUMMON_FULL_PARAMS_H_
 #define TESSERA_CLIENT_TORCH_SUMMON_FULL_PARAMS_H_
 
@@ -27,24 +10,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
 #include "tessera/session.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera {
-
-struct SummonOptions {
-  // The units at and below it; null: the root.
-  const torch::nn::Module* module = nullptr;
-  bool recurse = true;          // False: the unit `module` alone.
-  bool writeback = true;        // False: what the body changes is forgotten.
-  bool rank0_only = false;      // Other ranks' parameters stay as they are: not readable.
-  bool offload_to_cpu = false;  // On the host they are there anyway.
-  // Also the reduced gradients (the mean over the ranks), as grad(); undefined where this rank gave
-  // none. Written back as well: each rank's own slice, and whether there is one. A unit of which
-  // some rank has a gradient then is written by all of them.
-  bool with_grads = false;
-};
 
 // Errors: Unimplemented  rank0_only with writeback; offload_to_cpu with with_grads, or where the
 //                        strategy shards nothing.

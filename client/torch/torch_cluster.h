@@ -8,10 +8,10 @@
 #include <string>
 
 #include "absl/synchronization/mutex.h"
-#include "client/session/local_cluster.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera {
 

@@ -2,8 +2,8 @@
 #ifndef TESSERA_CLIENT_TORCH_TORCH_DEVICE_H_
 #define TESSERA_CLIENT_TORCH_TORCH_DEVICE_H_
 
-#include "client/torch/libtorch.h"
 #include "tessera/session.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 

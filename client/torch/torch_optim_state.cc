@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/torch/optim_state_dict.h"
 #include "client/torch/state_entry_check.h"
 #include "client/torch/torch_status.h"
+#include "tessera/torch/optim_state_dicts.h"
 
 namespace tessera {
 namespace {

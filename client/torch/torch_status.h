@@ -8,8 +8,8 @@
 #include <functional>
 
 #include "absl/status/status.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/sharded.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded.h"
 
 namespace tessera {
 

@@ -3,8 +3,8 @@
 #ifndef TESSERA_CLIENT_TORCH_TRAINER_TENSORS_H_
 #define TESSERA_CLIENT_TORCH_TRAINER_TENSORS_H_
 
-#include "client/torch/sharded_model.h"
-#include "tessera/named_tensor.h"
+#include "tessera/checkpoint.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera {
 

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/torch/ignored_states.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/mixed_precision.h"
-#include "client/torch/sharded.h"
-#include "client/torch/wrap_policy.h"
+#include "tessera/torch/attach_options.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/mixed_precision.h"
+#include "tessera/torch/sharded.h"
+#include "tessera/torch/wrap_policy.h"
 
 namespace tessera {
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/torch/libtorch.h"
 #include "tessera/session.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "client/torch/unit_plan.h"
+#include "tessera/torch/unit_plan.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

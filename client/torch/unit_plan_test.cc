@@ -1,10 +1,10 @@
 // A dry run says what training would take, and needs neither a server nor the parameters' values.
-#include "client/torch/unit_plan.h"
+#include "tessera/torch/unit_plan.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/torch/sharded.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/sharded.h"
 
 namespace tessera {
 namespace {

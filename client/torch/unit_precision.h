@@ -11,9 +11,9 @@
 #include <optional>
 #include <vector>
 
-#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
 #include "tessera/session.h"
+#include "tessera/torch/libtorch.h"
 
 namespace tessera {
 

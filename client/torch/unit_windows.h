@@ -24,15 +24,15 @@
 #include "absl/synchronization/mutex.h"
 #include "client/torch/autograd_engine.h"
 #include "client/torch/kept_gradient.h"
-#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
-#include "client/torch/sharded.h"
 #include "client/torch/unit_gradients.h"
 #include "client/torch/unit_precision.h"
 #include "client/units/node_owners.h"
 #include "client/units/session_units.h"
 #include "client/units/unit_driver.h"
 #include "tessera/session.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "client/torch/wrap_policy.h"
+#include "tessera/torch/wrap_policy.h"
 
 #include <algorithm>
 #include <iterator>

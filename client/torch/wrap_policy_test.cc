@@ -1,13 +1,13 @@
 // What a policy chooses, seen in the units of a dry run. No server.
-#include "client/torch/wrap_policy.h"
+#include "tessera/torch/wrap_policy.h"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "base/status_matchers.h"
-#include "client/torch/sharded.h"
-#include "client/torch/unit_plan.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/sharded.h"
+#include "tessera/torch/unit_plan.h"
 
 namespace tessera {
 namespace {

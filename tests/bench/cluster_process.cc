@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
-#include "client/session/local_cluster.h"
+#include "tessera/local_cluster.h"
 
 namespace tessera {
 namespace bench {

@@ -17,11 +17,11 @@
 #include "base/command_line.h"
 #include "base/log.h"
 #include "checkpoint/open_model.h"
-#include "client/session/local_cluster.h"
-#include "client/torch/sharded_model.h"
-#include "client/torch/unit_plan.h"
 #include "tessera/checkpoint.h"
 #include "tessera/load_model.h"
+#include "tessera/local_cluster.h"
+#include "tessera/torch/sharded_model.h"
+#include "tessera/torch/unit_plan.h"
 
 namespace tessera {
 namespace {

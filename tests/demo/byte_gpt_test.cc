@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/libtorch.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/libtorch.h"
 #include "tests/demo/gpt.h"
 
 namespace tessera::demo {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "client/torch/libtorch.h"
-#include "client/torch/sharded.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded.h"
 
 namespace tessera::demo {
 

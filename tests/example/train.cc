@@ -3,7 +3,7 @@
 
 #include <iostream>
 
-#include "client/torch/sharded_model.h"
+#include "tessera/torch/sharded_model.h"
 
 struct BlockImpl : torch::nn::Module {  // Yours; each block will be a unit, and so is the root.
   explicit BlockImpl(int64_t width)

@@ -8,9 +8,9 @@
 
 #include "base/status_matchers.h"
 #include "client/cli/cli.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/toy_training.h"
 

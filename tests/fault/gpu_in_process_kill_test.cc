@@ -13,9 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tests/demo/child_process.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/process_view.h"

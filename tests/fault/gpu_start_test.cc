@@ -8,13 +8,14 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/executor/host_executor.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/gpu_clusters.h"
 #include "tests/testing/gpu_training.h"
 #include "worker/device/cuda/cuda_error.h"
+#include "worker/device/rank_device.h"
 
 namespace tessera {
 namespace {

@@ -12,8 +12,8 @@
 #include "CLI/CLI.hpp"
 #include "base/fault_point.h"
 #include "base/log.h"
-#include "client/executor/machine_host_executor.h"
 #include "tessera/hand_over.h"
+#include "tessera/in_process_executor.h"
 #include "tessera/session.h"
 #include "tests/testing/toy_training.h"
 
@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (uid >= 0 && (setgroups(0, nullptr) != 0 || setgid(uid) != 0 || setuid(uid) != 0)) return 2;
   if (!tessera::ArmFaultPointsFromFlag(faults).ok()) return 2;
-  if (host_executor) options.host_executor = tessera::RunExecutorOfThisMachineHere();
+  if (host_executor) options.host_executor = tessera::InProcessExecutor();
   if (options.config.shard_group_size > 0)
     options.config.strategy = tessera::Strategy::kHybridShard;
   options.config.collective_timeout = absl::Milliseconds(collective_timeout_ms);

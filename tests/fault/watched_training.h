@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/session/local_cluster.h"
+#include "tessera/local_cluster.h"
 #include "tests/fault/disk_log/disk_log.h"
 #include "tests/testing/trainer_team.h"
 

@@ -20,8 +20,8 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "base/unique_fd.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/demo/child_process.h"
 #include "tests/gpu/fault_device.h"
@@ -32,6 +32,7 @@
 #include "tests/testing/process_view.h"
 #include "tests/testing/trainer_team.h"
 #include "worker/device/cuda/mps.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace gpu_check {
@@ -86,7 +87,8 @@ class GpuFaultsTest : public testing::Test {
     options.num_devices = kWorldSize;
     options.executor_binary = script_;
     options.device_memory = memory_;
-    options.machine.make_device = gpu_.make_device;
+    options.machine = std::make_shared<ExecutorMachine>();
+    options.machine->make_device = gpu_.make_device;
     ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
   }
   SessionOptions Job(const LocalCluster& cluster) const {

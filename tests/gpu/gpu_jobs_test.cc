@@ -13,9 +13,9 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/executor/host_executor.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tessera/checkpoint.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/gpu/nccl_executors.h"
 #include "tests/testing/flip_bit.h"
@@ -24,6 +24,7 @@
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace {
@@ -74,7 +75,8 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
     options.num_devices = GetParam().world_size / GetParam().num_workers;
     options.executor_binary = executor_binary;
     options.device_memory = gpu_.memory;
-    options.machine.make_device = gpu_.make_device;
+    options.machine = std::make_shared<ExecutorMachine>();
+    options.machine->make_device = gpu_.make_device;
     return LocalCluster::Start(options);
   }
   // What a job of so many steps on the host ends with.

@@ -16,14 +16,15 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/executor/host_executor.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/gpu/nccl_executors.h"
 #include "tests/testing/byte_gpt_training.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/gpu_under_test.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace gpu_check {
@@ -74,7 +75,8 @@ class GpuLossesTest : public testing::TestWithParam<Case> {
   LocalCluster::Options WorkersOnGpu() const {
     LocalCluster::Options options = Workers();
     options.device_memory = gpu_.memory;
-    options.machine.make_device = gpu_.make_device;
+    options.machine = std::make_shared<ExecutorMachine>();
+    options.machine->make_device = gpu_.make_device;
     return options;
   }
   absl::StatusOr<Outcome> Train(const LocalCluster::Options& workers) {

@@ -17,10 +17,11 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "client/executor/host_executor.h"
-#include "client/session/local_cluster.h"
 #include "tessera/device_gradients.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/gpu/wrapped_device.h"
+#include "worker/executor/executor_machine.h"
 #include "worker/executor/executor_program.h"
 
 namespace tessera {

@@ -3,10 +3,12 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <memory>
 #include <sstream>
 
 #include "gtest/gtest.h"
 #include "worker/comm/nccl/nccl_shared_gpu.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace gpu_check {
@@ -33,7 +35,9 @@ absl::Status NcclExecutors::SetUp(const testing_support::GpuUnderTest* gpu) {
 
 void NcclExecutors::ChooseFor(LocalCluster::Options* options) const {
   options->executor_binary = program_;
-  if (program_.empty()) options->machine.make_direct = gpu_->nccl_of_threads;
+  if (!program_.empty()) return;
+  if (options->machine == nullptr) options->machine = std::make_shared<ExecutorMachine>();
+  options->machine->make_direct = gpu_->nccl_of_threads;
 }
 
 std::string NcclExecutors::TakeLog() {

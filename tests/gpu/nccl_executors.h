@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/session/local_cluster.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/gpu_under_test.h"
 
 namespace tessera {

@@ -11,11 +11,12 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/session/local_cluster.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/trainer_team.h"
 #include "worker/device/cuda/cuda_rank_device.h"
 #include "worker/device/cuda/cuda_stream.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace gpu_check {
@@ -43,7 +44,8 @@ class OverlapBench {
     LocalCluster::Options cluster;
     cluster.num_devices = kRanks;
     cluster.device_memory = gpu_.memory;
-    cluster.machine.make_device = gpu_.make_device;
+    cluster.machine = std::make_shared<ExecutorMachine>();
+    cluster.machine->make_device = gpu_.make_device;
     ASSIGN_OR_RETURN(cluster_, LocalCluster::Start(cluster));
     ASSIGN_OR_RETURN(device_, gpu_.make_device(0));
     if (!device_->is_separate()) return absl::InvalidArgumentError("overlap needs a GPU");

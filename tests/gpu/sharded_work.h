@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/session/local_cluster.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/gpu/step_work.h"
 #include "tests/testing/gpu_under_test.h"

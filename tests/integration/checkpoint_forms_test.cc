@@ -19,9 +19,9 @@
 #include "checkpoint/manifest/verify_checkpoint.h"
 #include "checkpoint/safetensors/diff_tensors.h"
 #include "checkpoint/safetensors/stored_tensors.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tessera/checkpoint.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

@@ -18,10 +18,10 @@
 #include "checkpoint/parts/consolidate.h"
 #include "checkpoint/safetensors/file_io.h"
 #include "client/cli/cli.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tessera/checkpoint.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

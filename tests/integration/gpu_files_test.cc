@@ -34,6 +34,7 @@
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "worker/device/cuda/cuda_error.h"
+#include "worker/executor/executor_machine.h"
 #include "worker/service/worker_server.h"
 
 namespace tessera {
@@ -444,7 +445,8 @@ TEST_P(GpuFilesTest, JobIsHandedFromTheGpuToTheProcessorAndBackToTheBit) {
   LocalCluster::Options options;
   options.num_devices = 2;
   options.device_memory = FakeGpuMemory();
-  options.machine.make_device = MakeFakeGpuDevice;
+  options.machine = std::make_shared<ExecutorMachine>();
+  options.machine->make_device = MakeFakeGpuDevice;
   ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(options));
   SessionOptions job = Job(2);
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(On(*cluster, job)));

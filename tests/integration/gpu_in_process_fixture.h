@@ -17,15 +17,16 @@
 #include "base/status_matchers.h"
 #include "client/executor/host_executor.h"
 #include "client/rpc/job_rpc.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tessera/checkpoint.h"
 #include "tessera/device_gradients.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/gpu_clusters.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 
@@ -54,7 +55,8 @@ class GpuInProcessTest : public testing::Test {
     options.num_workers = 2;
     ASSERT_OK_AND_ASSIGN(on_host_, LocalCluster::Start(options));
     options.device_memory = FakeGpuMemoryInProcess();
-    options.machine.make_device = MakeFakeGpuDevice;
+    options.machine = std::make_shared<ExecutorMachine>();
+    options.machine->make_device = MakeFakeGpuDevice;
     ASSERT_OK_AND_ASSIGN(on_gpu_, LocalCluster::Start(options));
   }
   // Of all tests here: no memory is left on the device, and none was passed to anybody.

@@ -13,10 +13,10 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/rpc/job_rpc.h"
-#include "client/session/local_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tessera/device_gradients.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/fake_nccl.h"
@@ -24,6 +24,7 @@
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace {
@@ -58,10 +59,11 @@ class GpuSlotsTest : public testing::Test {
     options.num_workers_without_gpu = num_without_gpu;
     options.num_workers = num_workers;
     options.executor_binary = executor_binary;
-    options.machine.make_device = MakeFakeGpuDevice;
+    options.machine = std::make_shared<ExecutorMachine>();
+    options.machine->make_device = MakeFakeGpuDevice;
     if (on_gpu) options.device_memory = FakeGpuMemory();
     if (way == Way::kNccl)
-      options.machine.make_direct = [this](RankDevice* device) { return nccl_.Make(device); };
+      options.machine->make_direct = [this](RankDevice* device) { return nccl_.Make(device); };
     ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
   }
   RankDevice* DeviceOf(Session* session) const {

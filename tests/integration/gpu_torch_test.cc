@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "tessera/device_gradients.h"
 #include "tests/testing/fake_gpu.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace {
@@ -79,7 +80,8 @@ class GpuTorchTest : public TorchCluster, public testing::WithParamInterface<Cas
     LocalCluster::Options options;
     options.num_workers = GetParam().of_its_own ? kRanks : 1;
     options.num_devices = GetParam().of_its_own ? 1 : kRanks;
-    options.machine.make_device = MakeFakeGpuDevice;
+    options.machine = std::make_shared<ExecutorMachine>();
+    options.machine->make_device = MakeFakeGpuDevice;
     if (on_gpu) options.device_memory = FakeGpuMemory();
     auto cluster = LocalCluster::Start(options);
     ASSERT_OK(cluster.status());

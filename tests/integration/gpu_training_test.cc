@@ -9,13 +9,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tessera/device_gradients.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace {
@@ -42,7 +43,8 @@ class GpuTrainingTest : public testing::Test {
     options.num_devices = 32;  // Jobs stay.
     ASSERT_OK_AND_ASSIGN(on_host_, LocalCluster::Start(options));
     options.device_memory = FakeGpuMemory();
-    options.machine.make_device = MakeFakeGpuDevice;
+    options.machine = std::make_shared<ExecutorMachine>();
+    options.machine->make_device = MakeFakeGpuDevice;
     ASSERT_OK_AND_ASSIGN(on_gpu_, LocalCluster::Start(options));
     ASSERT_OK_AND_ASSIGN(gpu_, MakeFakeGpuDevice(0));
     ASSERT_OK_AND_ASSIGN(host_, MakeFakeGpuDevice(kHostDevice));

@@ -7,9 +7,9 @@
 
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tessera/device_gradients.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/gpu_training.h"
@@ -18,6 +18,7 @@
 #include "worker/device/cuda/cuda_device_memory.h"
 #include "worker/device/cuda/cuda_rank_device.h"
 #include "worker/device/host/host_rank_device.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace {
@@ -63,7 +64,8 @@ class GpuVisibilityTest : public testing::Test {
     LocalCluster::Options options;
     options.num_devices = 2 * kRanks;
     ASSERT_OK_AND_ASSIGN(options.device_memory, CudaDeviceMemory::Create(worker_.api(), name));
-    options.machine.make_device = executors->Maker();
+    options.machine = std::make_shared<ExecutorMachine>();
+    options.machine->make_device = executors->Maker();
     ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
   }
   absl::StatusOr<std::vector<float>> Train(LocalCluster* cluster, View* trainers, int number) {

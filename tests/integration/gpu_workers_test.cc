@@ -9,14 +9,15 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/fake_nccl.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace {
@@ -72,9 +73,10 @@ TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
   options.num_devices = test.ranks_per_worker;
   ASSERT_OK_AND_ASSIGN(const auto on_host, LocalCluster::Start(options));
   options.device_memory = FakeGpuMemory();
-  options.machine.make_device = MakeFakeGpuDevice;
+  options.machine = std::make_shared<ExecutorMachine>();
+  options.machine->make_device = MakeFakeGpuDevice;
   if (test.way != Way::kMemoryOfTheHosts) {
-    options.machine.make_direct = [&, way = test.way](RankDevice* device) {
+    options.machine->make_direct = [&, way = test.way](RankDevice* device) {
       return nccl.Make(device, way == Way::kNcclOfWhichOneCannotRegister,
                        /*tell_apart=*/way != Way::kNcclOfOneGpu);
     };

@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tests/integration/version_changes.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/region_view.h"

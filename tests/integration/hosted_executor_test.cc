@@ -15,12 +15,13 @@
 #include "base/status_matchers.h"
 #include "client/executor/host_executor.h"
 #include "client/rpc/job_rpc.h"
-#include "client/session/local_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace {

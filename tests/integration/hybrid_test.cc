@@ -13,8 +13,8 @@
 #include "base/status_matchers.h"
 #include "checkpoint/safetensors/model_file.h"
 #include "client/rpc/job_rpc.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

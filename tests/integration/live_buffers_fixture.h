@@ -21,13 +21,13 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
-#include "client/torch/libtorch.h"
 #include "client/torch/model_buffers.h"
-#include "client/torch/sharded_model.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tessera/local_cluster.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded_model.h"
 #include "tests/testing/live_puts.h"
 
 namespace tessera {

@@ -12,11 +12,11 @@
 
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
-#include "client/torch/libtorch.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tessera/optimizer_state.h"
+#include "tessera/torch/libtorch.h"
 #include "tests/integration/live_buffers_fixture.h"
 #include "tests/testing/live_puts.h"
 #include "tests/testing/process_view.h"

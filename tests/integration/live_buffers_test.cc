@@ -9,10 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/model_checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/model_checkpoint.h"
 #include "tests/integration/live_buffers_fixture.h"
 #include "tests/testing/live_puts.h"
 #include "tests/testing/process_view.h"

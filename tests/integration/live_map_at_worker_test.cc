@@ -24,6 +24,7 @@
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace {
@@ -162,7 +163,8 @@ TEST_F(LiveMapAtWorkerTest, StateOnAGpuIsRefused) {
   LocalCluster::Options cluster;
   cluster.num_devices = 1;
   cluster.device_memory = FakeGpuMemory();
-  cluster.machine.make_device = MakeFakeGpuDevice;
+  cluster.machine = std::make_shared<ExecutorMachine>();
+  cluster.machine->make_device = MakeFakeGpuDevice;
   ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(cluster));
   query_.job_id = "toy";
   SessionOptions options = ToyOptions(*cluster_, "toy", 1);

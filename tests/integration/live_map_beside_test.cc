@@ -15,10 +15,10 @@
 
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "tessera/live_map.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/region_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"

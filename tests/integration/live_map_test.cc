@@ -39,6 +39,7 @@
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 namespace {
@@ -350,7 +351,8 @@ TEST_F(LiveMapTest, StateOnAGpuIsRefusedAndFetched) {
   LocalCluster::Options cluster;
   cluster.num_devices = 2;
   cluster.device_memory = FakeGpuMemory();
-  cluster.machine.make_device = MakeFakeGpuDevice;
+  cluster.machine = std::make_shared<ExecutorMachine>();
+  cluster.machine->make_device = MakeFakeGpuDevice;
   ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(cluster));
   reader_options_.coordinator_address = cluster_->coordinator_address();
   query_.job_id = "toy";

@@ -1,5 +1,5 @@
 // Ordinary modules that are set from a job that trains: by a client that is none of its trainers.
-#include "client/torch/live_module.h"
+#include "tessera/torch/live_module.h"
 
 #include <atomic>
 #include <map>
@@ -12,10 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/state_dicts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/state_dicts.h"
 #include "tests/integration/live_net.h"
 
 namespace tessera {

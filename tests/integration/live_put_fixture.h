@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/live_puts.h"
 #include "tests/testing/toy_training.h"

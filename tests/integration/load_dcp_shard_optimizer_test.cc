@@ -10,11 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/torch/shard_checkpoint.h"
-#include "client/torch/shard_optim_state.h"
 #include "client/torch/torch_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/model_checkpoint.h"
+#include "tessera/torch/optim_state_dicts.h"
 #include "tests/conformance/dcp/golden_folders.h"
 
 namespace tessera {

@@ -16,9 +16,9 @@
 #include "base/status_matchers.h"
 #include "checkpoint/open_model.h"
 #include "checkpoint/safetensors/file_io.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tessera/load_model.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/flight_log.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"

@@ -5,8 +5,8 @@
 
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

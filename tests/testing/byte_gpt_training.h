@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/session/local_cluster.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/byte_gpt.h"
 #include "worker/device/rank_device.h"

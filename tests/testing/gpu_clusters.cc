@@ -1,5 +1,6 @@
 #include "tests/testing/gpu_clusters.h"
 
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/toy_training.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera::testing_support {
 
@@ -53,7 +55,8 @@ void GpuClusters::SetUp() {
   options.num_devices = 64;  // Jobs stay.
   ASSERT_OK_AND_ASSIGN(on_host_, LocalCluster::Start(options));
   options.device_memory = FakeGpuMemory();
-  options.machine.make_device = MakeFakeGpuDevice;
+  options.machine = std::make_shared<ExecutorMachine>();
+  options.machine->make_device = MakeFakeGpuDevice;
   ASSERT_OK_AND_ASSIGN(on_gpu_, LocalCluster::Start(options));
   ASSERT_OK_AND_ASSIGN(gpu_, MakeFakeGpuDevice(0));
   ASSERT_OK_AND_ASSIGN(host_, MakeFakeGpuDevice(kHostDevice));

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/gpu_clusters.h"
 #include "tests/testing/trainer_team.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "client/session/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 
 namespace tessera::testing_support {

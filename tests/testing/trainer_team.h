@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/session/local_cluster.h"
+#include "tessera/local_cluster.h"
 #include "tessera/session.h"
 
 namespace tessera::testing_support {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/libtorch.h"
+#include "tessera/torch/libtorch.h"
 #include "tests/trials/trial_net.h"
 
 namespace tessera::trials {

@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 
-#include "client/torch/libtorch.h"
-#include "client/torch/sharded.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded.h"
 
 namespace tessera::trials {
 

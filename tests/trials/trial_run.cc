@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
-#include "client/session/local_cluster.h"
-#include "client/torch/sharded_model.h"
 #include "tessera/load_model.h"
+#include "tessera/local_cluster.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera::trials {
 namespace {

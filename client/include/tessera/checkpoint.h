@@ -27,11 +27,36 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest/name_selection.h"
+#include "layout/dtype.h"
 #include "layout/stored_dtype.h"
-#include "tessera/named_tensor.h"
 #include "tessera/session.h"
 
 namespace tessera {
+
+// State of a trainer's model in addition to the job's parameters: a buffer or an ignored parameter,
+// of any dtype that safetensors has.
+struct NamedTensor {
+  NamedTensor() = default;
+  NamedTensor(std::string name, StoredDType dtype, std::vector<int64_t> shape, std::string values)
+      : name(std::move(name)), dtype(dtype), shape(std::move(shape)), values(std::move(values)) {}
+  NamedTensor(std::string name, DType dtype, std::vector<int64_t> shape, std::string values)
+      : NamedTensor(std::move(name), StoredAs(dtype), std::move(shape), std::move(values)) {}
+
+  std::string name;
+  StoredDType dtype = StoredDType::kF32;
+  std::vector<int64_t> shape;
+  std::string values;  // Little-endian, row-major.
+};
+
+// How saves and loads of the session get at all of these. Called on the trainer's thread.
+struct TrainerTensors {
+  // The tensors to save or, without values, to read from a file.
+  // Errors: InvalidArgument  one has no form in files, named; FailedPrecondition  not now.
+  std::function<absl::StatusOr<std::vector<NamedTensor>>(bool with_values)> get;
+  // Gives the model what was loaded: of the shapes that get() says; floating-point values may be of
+  // another dtype.
+  std::function<absl::Status(const std::vector<NamedTensor>&)> take;
+};
 
 struct SaveCheckpointOptions {
   // Returns at once. The state of this step is written while training continues, spread over at
@@ -113,7 +138,7 @@ absl::Status AwaitSave(Session* session);
 // an attached module. The save runs in the background unless requested otherwise; otherwise Step
 // waits for the copy. The outcome of a save is never the step's error: it goes to the requester.
 // `contents` is called on the session's thread, and must not call the session; collective calls
-// that all ranks make alike, once, are allowed (shard_checkpoint.h).
+// that all ranks make alike, once, are allowed (torch/model_checkpoint.h).
 using WantedContents = std::function<absl::StatusOr<CheckpointContents>(int64_t step)>;
 void OnSaveRequest(Session* session, WantedContents contents);
 

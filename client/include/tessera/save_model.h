@@ -1,7 +1,7 @@
 // A model in the form that it is given away in: in files of a size, in a lower precision.
 //
 //   SaveModelOptions options;
-//   options.max_file_bytes = kDefaultMaxShardBytes;
+//   options.max_file_bytes = 5'000'000'000;
 //   options.dtype = DType::kBf16;
 //   RETURN_IF_ERROR(SaveModel(&session, "/models/gpt", options));
 //
@@ -20,7 +20,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "checkpoint/safetensors/model_index.h"
+#include "layout/dtype.h"
 #include "tessera/session.h"
 
 namespace tessera {

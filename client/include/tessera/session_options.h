@@ -9,17 +9,30 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/unique_fd.h"
 #include "job/job_config.h"
+#include "job/reshard_after_forward.h"
 #include "layout/tensor_spec.h"
 #include "net/transport_security.h"
-#include "tessera/host_executor_function.h"
 
 namespace tessera {
 
 class RankDevice;
 struct DeviceName;
+
+// Gives the GPU that a rank is on: MachineDevices() of in_process_executor.h.
+using DeviceMaker =
+    std::function<absl::StatusOr<std::unique_ptr<RankDevice>>(const DeviceName& device)>;
+
+// Runs a rank's executor in its trainer's process: InProcessExecutor() of in_process_executor.h.
+// Returns once the executor has ended and uses nothing of the rank any more; the socket's end has
+// it end. Where a call of the machine's libraries never comes back, it cannot: then it calls
+// `stuck`, once, and neither returns nor closes the socket until the process ends.
+using ExecutorIsStuck = std::function<void(const absl::Status& why)>;
+using HostExecutor = std::function<absl::Status(UniqueFd socket, const ExecutorIsStuck& stuck)>;
 
 struct SessionOptions {
   std::string coordinator_address;  // "host:port"
@@ -34,12 +47,12 @@ struct SessionOptions {
   bool wait_if_attached = false;  // For a trainer that replaces a killed one.
   absl::Duration operation_timeout = absl::Minutes(10);  // Of each wait for other ranks.
   absl::Duration recover_timeout = absl::Minutes(2);
-  bool guard_windows = true;  // See window_guard.h; of ranks in host memory.
-  // Gives the GPU that the rank is on, for trainers that can use one: see
-  // worker/executor/machine_devices.h. Null: attaching to a rank on a GPU is refused.
-  std::function<absl::StatusOr<std::unique_ptr<RankDevice>>(const DeviceName& device)> make_device;
+  // Of ranks in host memory: a use of a parameter outside its window ends the trainer, and names it.
+  bool guard_windows = true;
+  // For trainers that can use a GPU. Null: attaching to a rank on a GPU is refused.
+  DeviceMaker make_device;
   // Runs the rank's executor in this process, on a thread of its own, for as long as the session
-  // lives: see client/executor/host_executor.h. Null: the worker runs it in a process of its own.
+  // lives: see in_process_executor.h. Null: the worker runs it in a process of its own.
   // Ranks of a GPU whose driver passes no memory between processes need this: without it Open()
   // refuses them, and if the executor ends by an error, the session ends too, with
   // FailedPrecondition.

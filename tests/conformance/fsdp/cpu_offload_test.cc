@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
-#include "client/torch/libtorch.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/libtorch.h"
 #include "tests/conformance/fsdp/harness.h"
 #include "tests/conformance/fsdp/models.h"
 

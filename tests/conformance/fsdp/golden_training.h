@@ -7,10 +7,10 @@
 #include <memory>
 #include <string>
 
-#include "client/session/local_cluster.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/sharded_model.h"
 #include "nlohmann/json.hpp"
+#include "tessera/local_cluster.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera::conformance {
 

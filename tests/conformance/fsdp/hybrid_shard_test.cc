@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
 #include "tests/testing/flight_log.h"
 
 namespace tessera {

@@ -1,11 +1,11 @@
 // State dicts of hybrid strategies on two workers with two ranks each. HSDP-3, DCP4-1. Their
 // checkpoints: hybrid_checkpoint_test.cc.
 #include "base/status_matchers.h"
-#include "client/session/local_cluster.h"
-#include "client/torch/optim_state_dicts.h"
-#include "client/torch/state_dicts.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
+#include "tessera/local_cluster.h"
+#include "tessera/torch/optim_state_dicts.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 namespace {

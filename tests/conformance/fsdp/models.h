@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/libtorch.h"
-#include "client/torch/sharded.h"
-#include "client/torch/wrap_policy.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/sharded.h"
+#include "tessera/torch/wrap_policy.h"
 
 namespace tessera::conformance {
 

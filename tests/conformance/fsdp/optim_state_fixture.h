@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/optim_state_dicts.h"
+#include "tessera/torch/optim_state_dicts.h"
 #include "tests/conformance/fsdp/state_dict_fixture.h"
 
 namespace tessera::conformance {

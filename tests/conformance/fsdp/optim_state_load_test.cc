@@ -1,6 +1,6 @@
 // Where an optimizer's state comes from, and what is refused: OSD-4 to OSD-7, OSD-9 to OSD-11,
 // OSD-17, OSD-19, OSD-21.
-#include "client/torch/optim_state_dicts.h"
+#include "tessera/torch/optim_state_dicts.h"
 #include "tests/conformance/fsdp/optim_state_fixture.h"
 
 namespace tessera::conformance {

@@ -1,6 +1,6 @@
 // The state of a job's optimizer as a dictionary of each type: OSD-1, OSD-2, OSD-8, OSD-12, OSD-13,
 // OSD-15, OSD-18, OSD-19, OSD-22.
-#include "client/torch/optim_state_dicts.h"
+#include "tessera/torch/optim_state_dicts.h"
 #include "tests/conformance/fsdp/optim_state_fixture.h"
 
 namespace tessera::conformance {

@@ -1,6 +1,5 @@
 // The state of a trainer's own optimizer on shards: OSD-1 and OSD-4 of it.
-#include "client/torch/shard_optim_state.h"
-
+#include "tessera/torch/optim_state_dicts.h"
 #include "tests/conformance/fsdp/optim_state_fixture.h"
 
 namespace tessera::conformance {

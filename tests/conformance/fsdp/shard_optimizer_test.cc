@@ -1,6 +1,6 @@
 // torch::optim in the trainer, on shards: the parameters are those of the unsharded model that the
 // same optimizer trains, also where executors die meanwhile.
-#include "client/torch/shard_optimizer.h"
+#include "tessera/torch/shard_optimizer.h"
 
 #include <string>
 #include <utility>

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "client/torch/libtorch.h"
-#include "client/torch/state_dicts.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/state_dicts.h"
 #include "tests/conformance/fsdp/harness.h"
 #include "tests/conformance/fsdp/models.h"
 
