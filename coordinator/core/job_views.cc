@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "coordinator/core/job_placer.h"
 
 namespace tessera::coordinator {
 
@@ -13,7 +14,7 @@ std::string StateReason(const CoordinatorState& state, const JobId& id, const Jo
                         Orphans::DescribeHolders(*state.orphans.Find({id, job.creation})));
   }
   if (job.status.state == JobState::kWaiting) {
-    return absl::StrCat(job.status.reason, "; ", state.Placer().WhyWaiting(id, job));
+    return absl::StrCat(job.status.reason, "; ", JobPlacer(&state).WhyWaiting(id, job));
   }
   if (job.status.state == JobState::kRunning && job.IsFrozen())
     return DescribeHandOver(*job.hand_over);
