@@ -13,13 +13,13 @@ constexpr uint32_t kAllArrays = 7;
 
 }  // namespace
 
-FileOperations::FileOperations(const Parts& parts)
-    : context_(*parts.context),
-      early_(*parts.early),
-      reductions_(*parts.reductions),
-      gathers_(*parts.gathers),
-      versions_(*parts.versions),
-      writes_(*parts.writes) {}
+FileOperations::FileOperations(const EngineParts& parts, StateWrites* writes)
+    : context_(parts.context),
+      early_(parts.early),
+      reductions_(parts.reductions),
+      gathers_(parts.gathers),
+      versions_(parts.versions),
+      writes_(*writes) {}
 
 TrainingProgress FileOperations::Progress() const {
   const RankEngineOptions& options = context_.options;
