@@ -1,5 +1,5 @@
 // What a worker of a simulation does about the checkpoints of one job: the part of HostedJob and
-// SaveBook that the coordinator sees. Not thread-safe.
+// SaveTracker that the coordinator sees. Not thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_SIMULATED_SAVES_H_
 #define TESSERA_COORDINATOR_SERVICE_SIMULATED_SAVES_H_
 

@@ -13,7 +13,7 @@
 #include "worker/executor/save/checkpoint_save.h"
 #include "worker/executor/save/checkpoint_slices.h"
 #include "worker/executor/save/folder_check.h"
-#include "worker/executor/save/made_save.h"
+#include "worker/executor/save/prior_attempt.h"
 #include "worker/executor/save/model_save.h"
 #include "worker/executor/save/part_save.h"
 #include "worker/executor/save/save_request.h"
@@ -35,13 +35,13 @@ absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator,
 
 ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, int64_t direct_write_bytes,
                              ReportSaving report_saving, ReportError report_error,
-                             SaveBook::Send send_report)
+                             SaveTracker::Send send_report)
     : memory_(*memory),
       direct_write_bytes_(direct_write_bytes),
       report_saving_(std::move(report_saving)),
       report_error_(std::move(report_error)),
       segments_(SegmentsOf(memory->layout, memory->config, memory->plan, memory->rank)),
-      book_(std::move(send_report)),
+      tracker_(std::move(send_report)),
       background_(memory) {}
 
 std::vector<ShardSegment> ExecutorFiles::OwnSegments() const {
@@ -65,7 +65,7 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
     return absl::InvalidArgumentError("the trainer's request is malformed");
   }
   std::string root;
-  RETURN_IF_ERROR(book_.Fill(request, &root));
+  RETURN_IF_ERROR(tracker_.Fill(request, &root));
   // Plain before it is compared or reported: ranks must mean the same folder.
   if (request->refusal().empty()) {
     ASSIGN_OR_RETURN(*request->mutable_path(), PlainPath(request->path()));
@@ -84,7 +84,7 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   // One save at a time: the next one waits for the one before.
   background_.End();
   // Every rank counts every request, refused ones too, so that the ranks' numbers agree.
-  book_.Next();
+  tracker_.Next();
   const absl::Status checked = CheckRequest(request_bytes, &request);
   if (!checked.ok()) *outcome = checked;
   const std::string fake =
@@ -92,18 +92,18 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   if (!fake.empty()) {  // All ranks have this config, so all refuse.
     *outcome = absl::FailedPreconditionError(
         absl::StrCat("not saved: the job's collectives are fake (", fake, ")"));
-    book_.End(request, state.progress.step, absl::OkStatus(), *outcome, answer);
+    tracker_.End(request, state.progress.step, absl::OkStatus(), *outcome, answer);
     return absl::OkStatus();
   }
   absl::Status agreed = AgreeOn("request", outcome, communicator_);
   if (agreed.ok() && outcome->ok()) agreed = CompareRequests(request, communicator_, outcome);
-  MadeSave made;
+  PriorAttempt made;
   if (agreed.ok() && outcome->ok())
-    agreed = FindMadeSave(request, memory_, communicator_, &made, outcome);
+    agreed = FindPriorAttempt(request, memory_, communicator_, &made, outcome);
   if (agreed.ok() && outcome->ok() && made.is_made) {
     // An earlier attempt of the same request published it: it is not made twice (docs/adr/0053).
     *reply = made.reply.SerializeAsString();
-    book_.End(request, made.step, agreed, *outcome, made.reply);
+    tracker_.End(request, made.step, agreed, *outcome, made.reply);
     return agreed;
   }
   if (agreed.ok() && outcome->ok()) {
@@ -120,12 +120,12 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
     if (creates_file) report_saving_("");
     *reply = answer.SerializeAsString();
   }
-  book_.End(request, state.progress.step, agreed, *outcome, answer);
+  tracker_.End(request, state.progress.step, agreed, *outcome, answer);
   return agreed;
 }
 
 SaveControl ExecutorFiles::Control(const std::string& asked_for) {
-  return {&stopped_, &book_.cancelled(), [this](int64_t bytes) { book_.Wrote(bytes); },
+  return {&stopped_, &tracker_.cancelled(), [this](int64_t bytes) { tracker_.Wrote(bytes); },
           direct_write_bytes_, asked_for};
 }
 
@@ -135,7 +135,7 @@ void ExecutorFiles::Begin(const v1::SaveRequest& request, const TrainingProgress
   for (const CheckpointSlice& slice :
        SlicesToWrite(request, memory_, HasStates(memory_.layout, progress)))
     all_bytes += slice.segment.numel * SizeBytes(slice.segment.dtype);
-  book_.Begin(request, progress.step, all_bytes);
+  tracker_.Begin(request, progress.step, all_bytes);
 }
 
 absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const std::string& asked_for,
@@ -160,7 +160,7 @@ absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
   if (!agreed.ok() || !outcome->ok()) {
     // Also ends what this rank has begun and another has not.
     background_.End();
-    book_.End(request, step, agreed, *outcome, {});
+    tracker_.End(request, step, agreed, *outcome, {});
     return agreed;
   }
   const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
@@ -173,14 +173,14 @@ absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
       [this, report, step](const v1::SaveRequest& saved, const absl::Status& all_agreed,
                            const absl::Status& end, const v1::SaveReply& answer) {
         report("");
-        book_.End(saved, step, all_agreed, end, answer);
+        tracker_.End(saved, step, all_agreed, end, answer);
         // This error aborted the other ranks, which do not know it. Aborted: it is another rank's.
         if (!all_agreed.ok() && !absl::IsAborted(all_agreed) && !stopped_.load())
           report_error_(all_agreed);
       });
   if (started.ok()) return started;
   report("");
-  book_.End(request, step, started, *outcome, {});
+  tracker_.End(request, step, started, *outcome, {});
   return started;  // An error ends the epoch, and with it the other ranks' saves.
 }
 

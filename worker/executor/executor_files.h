@@ -18,7 +18,7 @@
 #include "worker/engine/state_files.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/executor/save/background_save.h"
-#include "worker/executor/save/save_book.h"
+#include "worker/executor/save/save_tracker.h"
 
 namespace tessera {
 
@@ -30,18 +30,18 @@ class ExecutorFiles : public StateFiles {
   // Told why ranks could not agree, where nothing else tells the worker. Called by any thread.
   using ReportError = std::function<void(const absl::Status& status)>;
   // `memory` is not owned and outlives this. `direct_write_bytes`: as DirectWrites has it.
-  // `send_report`: as SaveBook's.
+  // `send_report`: as SaveTracker's.
   ExecutorFiles(const ExecutorMemory* memory, int64_t direct_write_bytes,
-                ReportSaving report_saving, ReportError report_error, SaveBook::Send send_report);
+                ReportSaving report_saving, ReportError report_error, SaveTracker::Send send_report);
 
   // Of the epoch that begins, for files alone; not owned.
   void BeginEpoch(Communicator* communicator) {
     communicator_ = communicator;
     stopped_.store(false);
-    book_.BeginEpoch();
+    tracker_.BeginEpoch();
   }
   // What the coordinator wants. Thread-safe.
-  void SetWish(const v1::SaveWish& wish) { book_.SetWish(wish); }
+  void SetWish(const v1::SaveWish& wish) { tracker_.SetWish(wish); }
   // What is under way is given up between two slices. Thread-safe.
   void Stop() { stopped_.store(true); }
   // Waits for what is under way in the background, after Stop.
@@ -53,8 +53,8 @@ class ExecutorFiles : public StateFiles {
                     absl::Status* outcome) override;
   bool saves_in_background() const { return background_.status().running(); }
   std::string SaveStatus() override { return background_.status().SerializeAsString(); }
-  void CancelSave() override { book_.Cancel(); }
-  int64_t wanted_save() const override { return book_.wanted(); }
+  void CancelSave() override { tracker_.Cancel(); }
+  int64_t wanted_save() const override { return tracker_.wanted(); }
   bool MayOverwrite(int64_t step) const override { return background_.MayOverwrite(step); }
   void AwaitOverwrite(int64_t step) override { background_.AwaitCopied(step); }
   void AwaitSaved() override { background_.End(); }
@@ -82,7 +82,7 @@ class ExecutorFiles : public StateFiles {
   const std::vector<ShardSegment> segments_;
   Communicator* communicator_ = nullptr;
   std::atomic<bool> stopped_{false};
-  SaveBook book_;
+  SaveTracker tracker_;
   BackgroundSave background_;
 };
 

@@ -1,4 +1,4 @@
-#include "worker/executor/save/save_book.h"
+#include "worker/executor/save/save_tracker.h"
 
 #include <algorithm>
 #include <string>
@@ -24,7 +24,7 @@ std::string Told(absl::string_view text) {
 
 }  // namespace
 
-void SaveBook::SetWish(const v1::SaveWish& wish) {
+void SaveTracker::SetWish(const v1::SaveWish& wish) {
   absl::MutexLock lock(&mu_);
   wish_ = wish;
   const bool stands = wish.number() == wish_under_way_ && !wish.cancelled();
@@ -32,19 +32,19 @@ void SaveBook::SetWish(const v1::SaveWish& wish) {
   if (under_way_ && wish_under_way_ != 0 && !stands) cancelled_.store(true);
 }
 
-int64_t SaveBook::wanted() const {
+int64_t SaveTracker::wanted() const {
   absl::MutexLock lock(&mu_);
   // A number that ended is not voted for again, whatever the worker repeats.
   const bool can = !under_way_ && !wish_.cancelled() && wish_.number() > ended_wish_;
   return can ? wish_.number() : 0;
 }
 
-void SaveBook::BeginEpoch() {
+void SaveTracker::BeginEpoch() {
   absl::MutexLock lock(&mu_);
   ordinal_ = 0;
 }
 
-void SaveBook::Next() {
+void SaveTracker::Next() {
   absl::MutexLock lock(&mu_);
   ++ordinal_;
   under_way_ = true;
@@ -54,7 +54,7 @@ void SaveBook::Next() {
   cancelled_.store(false);
 }
 
-absl::Status SaveBook::Fill(v1::SaveRequest* request, std::string* root) {
+absl::Status SaveTracker::Fill(v1::SaveRequest* request, std::string* root) {
   absl::MutexLock lock(&mu_);
   wish_under_way_ = request->wish();
   if (request->wish() == 0) return absl::OkStatus();
@@ -74,7 +74,7 @@ absl::Status SaveBook::Fill(v1::SaveRequest* request, std::string* root) {
   return absl::OkStatus();
 }
 
-v1::SaveReport SaveBook::ReportLocked(v1::SaveReport::Phase phase, const v1::SaveRequest& request,
+v1::SaveReport SaveTracker::ReportLocked(v1::SaveReport::Phase phase, const v1::SaveRequest& request,
                                       int64_t step) const {
   v1::SaveReport report;
   report.set_ordinal(ordinal_);
@@ -92,7 +92,7 @@ v1::SaveReport SaveBook::ReportLocked(v1::SaveReport::Phase phase, const v1::Sav
   return report;
 }
 
-void SaveBook::Begin(const v1::SaveRequest& request, int64_t step, int64_t all_bytes) {
+void SaveTracker::Begin(const v1::SaveRequest& request, int64_t step, int64_t all_bytes) {
   absl::MutexLock lock(&mu_);
   written_bytes_ = 0;
   progress_ = ReportLocked(v1::SaveReport::BEGUN, request, step);
@@ -101,7 +101,7 @@ void SaveBook::Begin(const v1::SaveRequest& request, int64_t step, int64_t all_b
   progress_.set_phase(v1::SaveReport::WRITING);
 }
 
-void SaveBook::Wrote(int64_t bytes) {
+void SaveTracker::Wrote(int64_t bytes) {
   absl::MutexLock lock(&mu_);
   written_bytes_ += bytes;
   const int64_t every = std::max<int64_t>(progress_.all_bytes() / kProgressReports, 1);
@@ -111,7 +111,7 @@ void SaveBook::Wrote(int64_t bytes) {
   send_(progress_);
 }
 
-void SaveBook::End(const v1::SaveRequest& request, int64_t step, const absl::Status& agreed,
+void SaveTracker::End(const v1::SaveRequest& request, int64_t step, const absl::Status& agreed,
                    const absl::Status& outcome, const v1::SaveReply& reply) {
   absl::MutexLock lock(&mu_);
   under_way_ = false;

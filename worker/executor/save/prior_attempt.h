@@ -6,8 +6,8 @@
 // Manifests of saves that were asked for say which request they are of, so that it is known again
 // (checkpoint/manifest/manifest.h). Collective: every rank calls it at the same point of its order.
 // Stateless; thread-safe.
-#ifndef TESSERA_WORKER_EXECUTOR_SAVE_MADE_SAVE_H_
-#define TESSERA_WORKER_EXECUTOR_SAVE_MADE_SAVE_H_
+#ifndef TESSERA_WORKER_EXECUTOR_SAVE_PRIOR_ATTEMPT_H_
+#define TESSERA_WORKER_EXECUTOR_SAVE_PRIOR_ATTEMPT_H_
 
 #include <cstdint>
 #include <string>
@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-struct MadeSave {
+struct PriorAttempt {
   std::string request;   // What manifests of this save have as `request`; empty: nobody asked.
   bool is_made = false;  // By an earlier try, on all ranks; durable by now.
   // Of what is made:
@@ -32,9 +32,9 @@ struct MadeSave {
 // replace. `made` and `outcome` become the same on every rank; but of older checkpoints that are
 // removed rank 0 alone tells. Errors as `outcome`: AlreadyExists  as v1::SaveRequest::no_overwrite;
 // the storage's. Errors: the communicator's; `outcome` means nothing then.
-absl::Status FindMadeSave(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                          Communicator* communicator, MadeSave* made, absl::Status* outcome);
+absl::Status FindPriorAttempt(const v1::SaveRequest& request, const ExecutorMemory& memory,
+                          Communicator* communicator, PriorAttempt* made, absl::Status* outcome);
 
 }  // namespace tessera
 
-#endif  // TESSERA_WORKER_EXECUTOR_SAVE_MADE_SAVE_H_
+#endif  // TESSERA_WORKER_EXECUTOR_SAVE_PRIOR_ATTEMPT_H_

@@ -5,8 +5,8 @@
 //                                                         └── reports ──► worker ──► coordinator
 //
 // Thread-safe; Next to End are called for one save after the other.
-#ifndef TESSERA_WORKER_EXECUTOR_SAVE_SAVE_BOOK_H_
-#define TESSERA_WORKER_EXECUTOR_SAVE_SAVE_BOOK_H_
+#ifndef TESSERA_WORKER_EXECUTOR_SAVE_SAVE_TRACKER_H_
+#define TESSERA_WORKER_EXECUTOR_SAVE_SAVE_TRACKER_H_
 
 #include <atomic>
 #include <cstdint>
@@ -21,11 +21,11 @@
 
 namespace tessera {
 
-class SaveBook {
+class SaveTracker {
  public:
   // Called by any thread, under a lock; the job, epoch and rank are not set.
   using Send = std::function<void(const v1::SaveReport& report)>;
-  explicit SaveBook(Send send) : send_(std::move(send)) {}
+  explicit SaveTracker(Send send) : send_(std::move(send)) {}
 
   // Of the coordinator, for saves to come; what is under way ends if it is that one no more.
   void SetWish(const v1::SaveWish& wish);
@@ -70,4 +70,4 @@ class SaveBook {
 
 }  // namespace tessera
 
-#endif  // TESSERA_WORKER_EXECUTOR_SAVE_SAVE_BOOK_H_
+#endif  // TESSERA_WORKER_EXECUTOR_SAVE_SAVE_TRACKER_H_

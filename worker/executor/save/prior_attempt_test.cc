@@ -1,6 +1,6 @@
 // What the ranks of a save in parts find of an earlier try, which died while the parts got their
 // names: two ranks, threads of this process, over shared memory.
-#include "worker/executor/save/made_save.h"
+#include "worker/executor/save/prior_attempt.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -29,11 +29,11 @@ namespace fs = std::filesystem;
 
 constexpr int kRanks = 2;
 
-class MadeSaveTest : public testing::Test {
+class PriorAttemptTest : public testing::Test {
  protected:
   // What each rank is told.
   struct Told {
-    MadeSave made;
+    PriorAttempt made;
     absl::Status outcome;
   };
 
@@ -81,7 +81,7 @@ class MadeSaveTest : public testing::Test {
     OnBoth([&](const RankContext& context) -> absl::Status {
       ASSIGN_OR_RETURN(const ExecutorMemory memory, MemoryOf(context.comm->rank()));
       Told& own = told[context.comm->rank()];
-      return FindMadeSave(Request(), memory, context.comm, &own.made, &own.outcome);
+      return FindPriorAttempt(Request(), memory, context.comm, &own.made, &own.outcome);
     });
     return told;
   }
@@ -133,7 +133,7 @@ class MadeSaveTest : public testing::Test {
   int64_t wish_ = 1;
 };
 
-TEST_F(MadeSaveTest, IsMadeWhereTheNamesOfAllPartsAreOfOneSaveOfTheRequest) {
+TEST_F(PriorAttemptTest, IsMadeWhereTheNamesOfAllPartsAreOfOneSaveOfTheRequest) {
   for (const bool no_overwrite : {false, true}) {
     SCOPED_TRACE(no_overwrite);
     no_overwrite_ = no_overwrite;
@@ -144,7 +144,7 @@ TEST_F(MadeSaveTest, IsMadeWhereTheNamesOfAllPartsAreOfOneSaveOfTheRequest) {
   }
 }
 
-TEST_F(MadeSaveTest, PartThatOneRankHasAloneIsNotTheSaveAndTheNextTryMakesAll) {
+TEST_F(PriorAttemptTest, PartThatOneRankHasAloneIsNotTheSaveAndTheNextTryMakesAll) {
   for (const bool no_overwrite : {false, true}) {
     for (const int missing : {0, 1}) {
       SCOPED_TRACE(absl::StrCat(no_overwrite, " ", missing));
@@ -159,7 +159,7 @@ TEST_F(MadeSaveTest, PartThatOneRankHasAloneIsNotTheSaveAndTheNextTryMakesAll) {
   }
 }
 
-TEST_F(MadeSaveTest, PartsOfTwoTriesAreNotTheSaveAndTheNextTryMakesAll) {
+TEST_F(PriorAttemptTest, PartsOfTwoTriesAreNotTheSaveAndTheNextTryMakesAll) {
   for (const bool no_overwrite : {false, true}) {
     for (const int older : {0, 1}) {
       SCOPED_TRACE(absl::StrCat(no_overwrite, " ", older));
@@ -178,7 +178,7 @@ TEST_F(MadeSaveTest, PartsOfTwoTriesAreNotTheSaveAndTheNextTryMakesAll) {
 }
 
 // What the try did not come to; but a folder that another save is making is that one's.
-TEST_F(MadeSaveTest, PartThatWasReplacedIsRemovedAndNothingElseThatIsNotFinished) {
+TEST_F(PriorAttemptTest, PartThatWasReplacedIsRemovedAndNothingElseThatIsNotFinished) {
   Save(3);
   const std::string replaced = PartOf(0) + ".partial", others = PartOf(1) + ".partial";
   fs::copy(PartOf(0), replaced);
@@ -188,7 +188,7 @@ TEST_F(MadeSaveTest, PartThatWasReplacedIsRemovedAndNothingElseThatIsNotFinished
   EXPECT_TRUE(fs::exists(others));
 }
 
-TEST_F(MadeSaveTest, PartsOfAnotherRequestAreNotThisOnesAndStay) {
+TEST_F(PriorAttemptTest, PartsOfAnotherRequestAreNotThisOnesAndStay) {
   Save(3);
   wish_ = 2;
   ExpectNotMade();

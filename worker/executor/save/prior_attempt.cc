@@ -1,4 +1,4 @@
-#include "worker/executor/save/made_save.h"
+#include "worker/executor/save/prior_attempt.h"
 
 #include <algorithm>
 #include <array>
@@ -39,7 +39,7 @@ class Search {
         looks_(request.in_parts() || communicator->rank() == 0),
         path_(request.in_parts() ? PartPath(request, memory.rank) : request.path()) {}
 
-  absl::Status Run(MadeSave* made, absl::Status* outcome) {
+  absl::Status Run(PriorAttempt* made, absl::Status* outcome) {
     Found own;
     if (request_.wish() != 0) {
       RETURN_IF_ERROR(Name(&made->request));
@@ -86,7 +86,7 @@ class Search {
   }
 
   // It is made only if complete: parts of several attempts are not a checkpoint.
-  absl::Status Compare(const Found& own, MadeSave* made) {
+  absl::Status Compare(const Found& own, PriorAttempt* made) {
     std::vector<Found> found(communicator_.size());
     RETURN_IF_ERROR(communicator_.AllGather(&own, found.data(), sizeof(own)));
     if (!request_.in_parts()) found.resize(1);
@@ -134,8 +134,8 @@ class Search {
 
 }  // namespace
 
-absl::Status FindMadeSave(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                          Communicator* communicator, MadeSave* made, absl::Status* outcome) {
+absl::Status FindPriorAttempt(const v1::SaveRequest& request, const ExecutorMemory& memory,
+                          Communicator* communicator, PriorAttempt* made, absl::Status* outcome) {
   if (!request.is_checkpoint()) return absl::OkStatus();
   return Search(request, memory, communicator).Run(made, outcome);
 }
