@@ -99,10 +99,10 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
 }
 
 void OnSaveRequest(Session* session, WantedContents contents) {
-  StateAccess(session).OnWantedSave([session, contents = std::move(contents)](int64_t wish) {
+  StateAccess(session).OnWantedSave([session, contents = std::move(contents)](int64_t number) {
     v1::SaveRequest request;
     request.set_is_checkpoint(true);
-    request.set_wish(wish);
+    request.set_request_number(number);
     // Called within the step that was voted to be saved.
     const absl::StatusOr<CheckpointContents> own = ContentsOf(contents, session->next_step() - 1);
     if (own.ok()) {

@@ -53,7 +53,7 @@ class StateAccess {
   // its next operation.
   void SaveWanted();
   // Makes the request of SaveWanted; else it has nothing of the trainer's own.
-  void OnWantedSave(std::function<std::string(int64_t wish)> request);
+  void OnWantedSave(std::function<std::string(int64_t number)> request);
 
   // The trainer's state in addition to the job's parameters: saves have it too, and loads give it
   // back. Null: nothing that is known.

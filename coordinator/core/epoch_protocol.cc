@@ -210,7 +210,7 @@ void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
   state_->Put(JobStepRecord{id, next.resume_step}, effects);
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});
-  saves_->SendWish(id, workers, effects);
+  saves_->SendRequest(id, workers, effects);
   effects->changed_jobs.insert(id);
 }
 

@@ -79,7 +79,7 @@ absl::StatusOr<std::vector<SaveView>> JobSaves::ListSaves(const JobId& job) cons
   return views;
 }
 
-void JobSaves::SendWish(const JobId& id, const std::set<WorkerId>& workers,
+void JobSaves::SendRequest(const JobId& id, const std::set<WorkerId>& workers,
                         Effects* effects) const {
   const Job& job = *state_->FindJob(id);
   if (job.save_log == nullptr || job.status.state != JobState::kRunning) return;
@@ -116,7 +116,7 @@ absl::StatusOr<SaveView> JobSaves::RequestSave(const RequestSaveEvent& event, ab
   save.requested_at = now;
   save.expires_at = now + event.expires_in;
   state_->Put(SaveRecord{event.job, save}, effects);
-  SendWish(event.job, WorkersOf(job->status.placements), effects);
+  SendRequest(event.job, WorkersOf(job->status.placements), effects);
   effects->changed_jobs.insert(event.job);
   return ViewSave(event.job, *job, save);
 }
@@ -134,7 +134,7 @@ absl::StatusOr<SaveView> JobSaves::CancelSave(const JobId& id, int64_t number, a
   } else if (save.state == SaveState::kSaving && !save.cancelled) {
     save.cancelled = true;
     state_->Put(SaveRecord{id, std::move(save)}, effects);
-    SendWish(id, WorkersOf(job->status.placements), effects);
+    SendRequest(id, WorkersOf(job->status.placements), effects);
     effects->changed_jobs.insert(id);
   }
   return GetSave(id, number);
@@ -156,7 +156,7 @@ void JobSaves::EndSave(const JobId& id, Save save, const absl::Status& outcome, 
     for (Save& other : job.saves().Outdated(save, {}))
       state_->Put(SaveRecord{id, std::move(other)}, effects);
   }
-  if (was_head) SendWish(id, WorkersOf(job.status.placements), effects);
+  if (was_head) SendRequest(id, WorkersOf(job.status.placements), effects);
   effects->changed_jobs.insert(id);
 }
 

@@ -54,7 +54,7 @@ void WorkerReports::ResendJob(const Sender& sender, const JobId& id, const Job& 
         {sender.worker, StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step,
                                    job.status.rank_addresses, job.status.decision, job.IsFrozen(),
                                    job.status.rebuilt_ranks}});
-    saves_->SendWish(id, {sender.worker}, effects);
+    saves_->SendRequest(id, {sender.worker}, effects);
     return;
   }
   const EpochRuntime* runtime = state_->FindRuntime(id, job);

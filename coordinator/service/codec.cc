@@ -204,12 +204,12 @@ void EncodeInto(const StagePut& stage, v1::CoordinatorCommand* command) {
 }
 
 void EncodeInto(const WantSave& want, v1::CoordinatorCommand* command) {
-  v1::SaveWish* wish = command->mutable_save_wish();
-  wish->set_job_id(want.job.value());
-  wish->set_creation(want.creation.value());
-  wish->set_number(want.number);
-  if (want.number != 0) *wish->mutable_form() = EncodeSaveForm(want.form);
-  wish->set_cancelled(want.cancelled);
+  v1::RequestedSave* save = command->mutable_requested_save();
+  save->set_job_id(want.job.value());
+  save->set_creation(want.creation.value());
+  save->set_number(want.number);
+  if (want.number != 0) *save->mutable_form() = EncodeSaveForm(want.form);
+  save->set_cancelled(want.cancelled);
 }
 
 void EncodeInto(const DropJob& drop, v1::CoordinatorCommand* command) {

@@ -41,10 +41,10 @@ SimulatedOwner::SimulatedOwner(v1::CreateJobRequest job, SimulatedDice* dice, Si
       find_truth_(std::move(find_truth)) {}
 
 void SimulatedOwner::Act(bool at_will) {
-  if (wish_ == Wish::kNothing && at_will && dice_->OneIn(8)) ActOnSaves();
+  if (request_ == Request::kNothing && at_will && dice_->OneIn(8)) ActOnSaves();
   if (has_gone_back_) LookAfterGoingBack();
-  if (wish_ == Wish::kNothing) Look(at_will);
-  if (wish_ == Wish::kNothing) return;
+  if (request_ == Request::kNothing) Look(at_will);
+  if (request_ == Request::kNothing) return;
   if (waits_ && dice_->OneIn(10)) waits_ = false;  // Its deadline has passed.
   if (!waits_) Call();
 }
@@ -54,22 +54,22 @@ void SimulatedOwner::Look(bool at_will) {
   ASSERT_OK(view) << "the job is gone, and nobody has deleted it";
   EXPECT_EQ(view->creation, creation_);
   if (view->status.state != JobState::kLost && !(at_will && dice_->OneIn(100))) return;
-  wish_ = Wish::kDelete;
+  request_ = Request::kDelete;
   ++num_requests_;
 }
 
 void SimulatedOwner::LookAfterGoingBack() {
   const absl::StatusOr<JobView> view = coordinator_->core().GetJob(id());
   if (!view.ok()) {
-    if (wish_ == Wish::kCreate) return;
+    if (request_ == Request::kCreate) return;
     creation_ = Creation();
-    wish_ = Wish::kCreate;
+    request_ = Request::kCreate;
     ++num_requests_;
     return;
   }
-  if (wish_ == Wish::kDelete) return;
+  if (request_ == Request::kDelete) return;
   const bool is_known = view->creation != Creation();
-  const bool is_another = wish_ == Wish::kNothing && view->creation != creation_;
+  const bool is_another = request_ == Request::kNothing && view->creation != creation_;
   // What a part of is gone never goes on, nor what not all of its workers have heard of; what a
   // worker holds of another one is deleted first.
   const bool is_orphan = is_known && (view->status.state == JobState::kOrphaned ||
@@ -79,14 +79,14 @@ void SimulatedOwner::LookAfterGoingBack() {
   const bool is_in_the_way = absl::StrContains(view->status.reason, kHoldsAnother);
   if (!is_another && !((is_partial || is_in_the_way) && dice_->OneIn(20))) return;
   creation_ = view->creation;
-  wish_ = Wish::kDelete;
+  request_ = Request::kDelete;
   ++num_requests_;
 }
 
 void SimulatedOwner::Call() {
   waits_ = true;
   ++num_calls_;
-  if (wish_ == Wish::kCreate) return Create();
+  if (request_ == Request::kCreate) return Create();
   if (creation_ != Creation()) find_truth_(id(), creation_)->Delete();
   Delete();
 }
@@ -111,7 +111,7 @@ void SimulatedOwner::Create() {
     }
     ASSERT_OK(status);
     creation_ = view->creation;
-    wish_ = Wish::kNothing;
+    request_ = Request::kNothing;
   });
 }
 
@@ -135,7 +135,7 @@ void SimulatedOwner::Delete() {
     if (absl::IsUnavailable(status)) return;
     ASSERT_TRUE(status.ok() || has_gone_back_) << status;
     creation_ = Creation();
-    wish_ = Wish::kCreate;
+    request_ = Request::kCreate;
     ++num_requests_;
   });
 }

@@ -39,7 +39,7 @@ class SimulatedOwner {
   Creation creation() const { return creation_; }
 
  private:
-  enum class Wish { kNothing, kCreate, kDelete };
+  enum class Request { kNothing, kCreate, kDelete };
 
   void Look(bool at_will);
   void LookAfterGoingBack();
@@ -55,7 +55,7 @@ class SimulatedOwner {
   SimulatedCalls* const calls_;
   SimulatedCoordinator* const coordinator_;
   const std::function<SimulatedTruth*(const JobId&, Creation)> find_truth_;
-  Wish wish_ = Wish::kCreate;
+  Request request_ = Request::kCreate;
   int64_t num_requests_ = 1;  // The one that is made, or was made last.
   int64_t num_calls_ = 0;
   bool waits_ = false;  // For the reply of the last call.

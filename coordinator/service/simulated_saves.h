@@ -20,7 +20,7 @@ class SimulatedSaves {
   SimulatedSaves(const v1::Job& job, SimulatedSaveTruth* truth, Emit emit)
       : job_id_(job.job_id()), creation_(job.creation()), truth_(truth), emit_(std::move(emit)) {}
 
-  void Want(const v1::SaveWish& wish);
+  void Want(const v1::RequestedSave& requested);
   // What the rank votes for with its next step; 0: for none.
   int64_t WantedBy(int32_t rank) const;
   bool IsUnderWay(int32_t rank) const { return open_.count(rank) > 0; }
@@ -48,8 +48,8 @@ class SimulatedSaves {
   const int64_t creation_;
   SimulatedSaveTruth* const truth_;
   const Emit emit_;
-  v1::SaveWish wish_;
-  int64_t ended_wish_ = 0;
+  v1::RequestedSave requested_;
+  int64_t ended_request_ = 0;
   std::map<int32_t, Open> open_;  // By rank.
   std::deque<v1::SaveReport> ended_;
 };

@@ -123,9 +123,9 @@ void SimulatedWorker::Handle(const v1::CoordinatorCommand& command) {
       job = Find(command.mismatch().job_id(), command.mismatch().creation());
       if (job != nullptr) job->Mismatch(command.mismatch());
       return;
-    case v1::CoordinatorCommand::kSaveWish:
-      job = Find(command.save_wish().job_id(), command.save_wish().creation());
-      if (job != nullptr) job->WantSave(command.save_wish());
+    case v1::CoordinatorCommand::kRequestedSave:
+      job = Find(command.requested_save().job_id(), command.requested_save().creation());
+      if (job != nullptr) job->WantSave(command.requested_save());
       return;
     case v1::CoordinatorCommand::kDescribe:
       job = Find(command.describe().job_id(), command.describe().creation());

@@ -74,7 +74,7 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
   // A requested save may go below its own root alone.
   if (!root.empty()) return CheckBelow(request->path(), {root});
   // The coordinator has checked a request's path, as far as it can.
-  return request->wish() != 0 ? absl::OkStatus() : CheckTrainersPath(request->path());
+  return request->request_number() != 0 ? absl::OkStatus() : CheckTrainersPath(request->path());
 }
 
 absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,

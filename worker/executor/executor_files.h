@@ -41,7 +41,7 @@ class ExecutorFiles : public StateFiles {
     tracker_.BeginEpoch();
   }
   // What the coordinator wants. Thread-safe.
-  void SetWish(const v1::SaveWish& wish) { tracker_.SetWish(wish); }
+  void SetRequest(const v1::RequestedSave& number) { tracker_.SetRequest(number); }
   // What is under way is given up between two slices. Thread-safe.
   void Stop() { stopped_.store(true); }
   // Waits for what is under way in the background, after Stop.

@@ -209,8 +209,8 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<Unique
     case v1::ExecutorCommand::kDropPut:
       puts_.Drop(command.drop_put().put());
       return true;
-    case v1::ExecutorCommand::kSaveWish:
-      files_.SetWish(command.save_wish());
+    case v1::ExecutorCommand::kRequestedSave:
+      files_.SetRequest(command.requested_save());
       return true;
     case v1::ExecutorCommand::kStop:
     case v1::ExecutorCommand::COMMAND_NOT_SET:

@@ -144,7 +144,7 @@ void ExecutorWatch::OnReadyLocked() {
   slot.ready_at = SteadyNow();
   // A new executor knows neither what was offered nor what is wanted.
   parts_->puts.GiveTo(rank_);
-  parts_->saves.SendWish(slot);
+  parts_->saves.SendRequest(slot);
   // Ranks of several workers need an address of the new epoch before they are quiet.
   if (context_->local().spans_workers()) {
     if (epochs.phase() == EpochPhase::kPreparing) epochs.PrepareRank(slot);

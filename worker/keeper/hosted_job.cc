@@ -123,9 +123,9 @@ void HostedJob::Mismatch(const v1::OrderMismatch& mismatch) {
   parts_.epochs.Mismatch(mismatch);
 }
 
-void HostedJob::WantSave(const v1::SaveWish& wish) {
+void HostedJob::WantSave(const v1::RequestedSave& requested) {
   absl::MutexLock lock(&parts_.mu);
-  parts_.saves.Want(wish);
+  parts_.saves.Want(requested);
 }
 
 std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {

@@ -75,7 +75,7 @@ class HostedJob {
   void Start(const v1::StartEpoch& start);
   void Release(const v1::OrderRelease& release);
   void Mismatch(const v1::OrderMismatch& mismatch);
-  void WantSave(const v1::SaveWish& wish);  // Of whichever epoch.
+  void WantSave(const v1::RequestedSave& requested);  // Of whichever epoch.
 
   // --- What the coordinator must hear again after it, or the connection, was away. ---
   std::vector<v1::WorkerEvent> Unacknowledged() const;

@@ -50,9 +50,9 @@ void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
       return Drop(command.drop().job_id(), command.drop().creation());
     case v1::CoordinatorCommand::kDescribe:
       return Describe(command.describe());
-    case v1::CoordinatorCommand::kSaveWish:
-      job = Find(command.save_wish().job_id(), command.save_wish().creation());
-      if (job != nullptr) job->WantSave(command.save_wish());
+    case v1::CoordinatorCommand::kRequestedSave:
+      job = Find(command.requested_save().job_id(), command.requested_save().creation());
+      if (job != nullptr) job->WantSave(command.requested_save());
       return;
     case v1::CoordinatorCommand::kServeState:  // A StateRelay's.
     case v1::CoordinatorCommand::kStagePut:    // A PutRelay's.

@@ -7,19 +7,19 @@
 
 namespace tessera {
 
-void SaveForwarder::SendWish(ExecutorSlot& slot) const {
-  if (wish_.creation() == 0) return;  // There never was one.
+void SaveForwarder::SendRequest(ExecutorSlot& slot) const {
+  if (requested_.creation() == 0) return;  // There never was one.
   v1::ExecutorCommand command;
-  *command.mutable_save_wish() = wish_;
+  *command.mutable_requested_save() = requested_;
   slot.Send(command);
 }
 
-void SaveForwarder::Want(const v1::SaveWish& wish) {
-  wish_ = wish;
+void SaveForwarder::Want(const v1::RequestedSave& requested) {
+  requested_ = requested;
   // The coordinator may not have heard yet that it is over.
   // Or it would be saved a second time.
-  if (wish_.number() <= ended_.wish()) wish_.set_number(0);
-  for (ExecutorSlot& slot : *executors_) SendWish(slot);
+  if (requested_.number() <= ended_.request()) requested_.set_number(0);
+  for (ExecutorSlot& slot : *executors_) SendRequest(slot);
 }
 
 void SaveForwarder::OnReport(Rank rank, v1::SaveReport report) {

@@ -41,7 +41,7 @@ class Search {
 
   absl::Status Run(PriorAttempt* made, absl::Status* outcome) {
     Found own;
-    if (request_.wish() != 0) {
+    if (request_.request_number() != 0) {
       RETURN_IF_ERROR(Name(&made->request));
       // A save that may replace what is there is simply made again.
       if (looks_ && (request_.no_overwrite() || request_.in_parts())) own = Look(made->request);
@@ -67,7 +67,7 @@ class Search {
     // same name.
     if (communicator_.rank() == 0) id = IdOf(memory_.group_page());
     RETURN_IF_ERROR(communicator_.Broadcast(id.data(), sizeof(id), /*root=*/0));
-    *name = absl::StrFormat("%016x%016x/%d", id[0], id[1], request_.wish());
+    *name = absl::StrFormat("%016x%016x/%d", id[0], id[1], request_.request_number());
     return absl::OkStatus();
   }
 

@@ -66,7 +66,7 @@ class PriorAttemptTest : public testing::Test {
     request.set_is_checkpoint(true);
     request.set_in_parts(true);
     request.set_no_overwrite(no_overwrite_);
-    request.set_wish(wish_);
+    request.set_request_number(request_number_);
     return request;
   }
   static void OnBoth(const RankBody& body) {
@@ -130,7 +130,7 @@ class PriorAttemptTest : public testing::Test {
   std::string folder_;
   UniqueFd group_fd_;
   bool no_overwrite_ = false;
-  int64_t wish_ = 1;
+  int64_t request_number_ = 1;
 };
 
 TEST_F(PriorAttemptTest, IsMadeWhereTheNamesOfAllPartsAreOfOneSaveOfTheRequest) {
@@ -190,7 +190,7 @@ TEST_F(PriorAttemptTest, PartThatWasReplacedIsRemovedAndNothingElseThatIsNotFini
 
 TEST_F(PriorAttemptTest, PartsOfAnotherRequestAreNotThisOnesAndStay) {
   Save(3);
-  wish_ = 2;
+  request_number_ = 2;
   ExpectNotMade();
   no_overwrite_ = true;
   for (const Told& one : Find()) {
@@ -198,7 +198,7 @@ TEST_F(PriorAttemptTest, PartsOfAnotherRequestAreNotThisOnesAndStay) {
     EXPECT_THAT(one.outcome,
                 StatusIs(absl::StatusCode::kAlreadyExists, testing::HasSubstr("rank-0000")));
   }
-  wish_ = 1;
+  request_number_ = 1;
   ExpectMade(3);
 }
 

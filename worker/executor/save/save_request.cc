@@ -71,7 +71,7 @@ absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* commu
   const uint64_t path = request.in_parts() ? 0 : Crc32(request.path());
   return CompareRequestParts("save",
                              {{"whether it is a checkpoint", request.is_checkpoint()},
-                              {"what asked for it", static_cast<uint64_t>(request.wish())},
+                              {"what asked for it", static_cast<uint64_t>(request.request_number())},
                               {"whether it is in the background", request.in_background()},
                               {"whether it is in parts", request.in_parts()},
                               {"the path", path},

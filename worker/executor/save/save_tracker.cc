@@ -24,19 +24,19 @@ std::string Told(absl::string_view text) {
 
 }  // namespace
 
-void SaveTracker::SetWish(const v1::SaveWish& wish) {
+void SaveTracker::SetRequest(const v1::RequestedSave& requested) {
   absl::MutexLock lock(&mu_);
-  wish_ = wish;
-  const bool stands = wish.number() == wish_under_way_ && !wish.cancelled();
+  requested_ = requested;
+  const bool stands = requested.number() == request_under_way_ && !requested.cancelled();
   // What is under way is not wanted any more, so it ends at its next look.
-  if (under_way_ && wish_under_way_ != 0 && !stands) cancelled_.store(true);
+  if (under_way_ && request_under_way_ != 0 && !stands) cancelled_.store(true);
 }
 
 int64_t SaveTracker::wanted() const {
   absl::MutexLock lock(&mu_);
   // A number that ended is not voted for again, whatever the worker repeats.
-  const bool can = !under_way_ && !wish_.cancelled() && wish_.number() > ended_wish_;
-  return can ? wish_.number() : 0;
+  const bool can = !under_way_ && !requested_.cancelled() && requested_.number() > ended_request_;
+  return can ? requested_.number() : 0;
 }
 
 void SaveTracker::BeginEpoch() {
@@ -48,7 +48,7 @@ void SaveTracker::Next() {
   absl::MutexLock lock(&mu_);
   ++ordinal_;
   under_way_ = true;
-  wish_under_way_ = 0;
+  request_under_way_ = 0;
   began_at_ = SteadyNow();
   // A cancellation was for the save before.
   cancelled_.store(false);
@@ -56,12 +56,12 @@ void SaveTracker::Next() {
 
 absl::Status SaveTracker::Fill(v1::SaveRequest* request, std::string* root) {
   absl::MutexLock lock(&mu_);
-  wish_under_way_ = request->wish();
-  if (request->wish() == 0) return absl::OkStatus();
+  request_under_way_ = request->request_number();
+  if (request->request_number() == 0) return absl::OkStatus();
   // The request may have been replaced between the vote and this.
-  if (request->wish() != wish_.number() || wish_.cancelled())
+  if (request->request_number() != requested_.number() || requested_.cancelled())
     return absl::CancelledError("the save is not wanted any more");
-  const v1::SaveForm& form = wish_.form();
+  const v1::SaveForm& form = requested_.form();
   *root = form.root();
   request->set_path(form.path());
   request->set_keep_newest(form.keep_newest());
@@ -78,7 +78,7 @@ v1::SaveReport SaveTracker::ReportLocked(v1::SaveReport::Phase phase, const v1::
                                       int64_t step) const {
   v1::SaveReport report;
   report.set_ordinal(ordinal_);
-  report.set_number(request.wish());
+  report.set_number(request.request_number());
   report.set_phase(phase);
   report.set_step(step);
   v1::SaveForm* form = report.mutable_form();
@@ -115,7 +115,7 @@ void SaveTracker::End(const v1::SaveRequest& request, int64_t step, const absl::
                    const absl::Status& outcome, const v1::SaveReply& reply) {
   absl::MutexLock lock(&mu_);
   under_way_ = false;
-  wish_under_way_ = 0;
+  request_under_way_ = 0;
   if (!request.is_checkpoint()) return;
   v1::SaveReport report = ReportLocked(v1::SaveReport::ENDED, request, step);
   // What the others have of it is not known then.
@@ -134,7 +134,7 @@ void SaveTracker::End(const v1::SaveRequest& request, int64_t step, const absl::
     send_(report);
   }
   // Of one that ended with its epoch there is another try.
-  if (!absl::IsAborted(end)) ended_wish_ = std::max(ended_wish_, request.wish());
+  if (!absl::IsAborted(end)) ended_request_ = std::max(ended_request_, request.request_number());
 }
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 // Which checkpoint the coordinator requests from this rank, and what the coordinator is told of
 // each saved one, whoever requested it.
 //
-//   SetWish ──► wanted(): what the rank votes with ──► Begin ──► Wrote ... ──► End
+//   SetRequest ──► wanted(): what the rank votes with ──► Begin ──► Wrote ... ──► End
 //                                                         └── reports ──► worker ──► coordinator
 //
 // Thread-safe; Next to End are called for one save after the other.
@@ -28,7 +28,7 @@ class SaveTracker {
   explicit SaveTracker(Send send) : send_(std::move(send)) {}
 
   // Of the coordinator, for saves to come; what is under way ends if it is that one no more.
-  void SetWish(const v1::SaveWish& wish);
+  void SetRequest(const v1::RequestedSave& requested);
   // The number of the save that this rank could make now; 0: none.
   int64_t wanted() const;
 
@@ -58,11 +58,11 @@ class SaveTracker {
   const Send send_;
   std::atomic<bool> cancelled_{false};
   mutable absl::Mutex mu_;
-  v1::SaveWish wish_ ABSL_GUARDED_BY(mu_);
-  int64_t ended_wish_ ABSL_GUARDED_BY(mu_) = 0;  // Up to this one they are over.
+  v1::RequestedSave requested_ ABSL_GUARDED_BY(mu_);
+  int64_t ended_request_ ABSL_GUARDED_BY(mu_) = 0;  // Up to this one they are over.
   int64_t ordinal_ ABSL_GUARDED_BY(mu_) = 0;
   bool under_way_ ABSL_GUARDED_BY(mu_) = false;
-  int64_t wish_under_way_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t request_under_way_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Time began_at_ ABSL_GUARDED_BY(mu_);
   v1::SaveReport progress_ ABSL_GUARDED_BY(mu_);  // As it was sent last.
   int64_t written_bytes_ ABSL_GUARDED_BY(mu_) = 0;

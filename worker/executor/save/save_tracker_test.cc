@@ -16,22 +16,22 @@ using testing::HasSubstr;
 class SaveTrackerTest : public testing::Test {
  protected:
   void Want(int64_t number, bool cancelled = false) {
-    v1::SaveWish wish;
-    wish.set_number(number);
-    wish.set_cancelled(cancelled);
-    wish.mutable_form()->set_path("/wanted");
-    wish.mutable_form()->set_keep_newest(2);
-    tracker_.SetWish(wish);
+    v1::RequestedSave requested;
+    requested.set_number(number);
+    requested.set_cancelled(cancelled);
+    requested.mutable_form()->set_path("/wanted");
+    requested.mutable_form()->set_keep_newest(2);
+    tracker_.SetRequest(requested);
   }
-  static v1::SaveRequest RequestFor(int64_t wish) {
+  static v1::SaveRequest RequestFor(int64_t number) {
     v1::SaveRequest request;
     request.set_is_checkpoint(true);
-    request.set_wish(wish);
+    request.set_request_number(number);
     return request;
   }
   // A save of this request, or of the trainers, that ends so.
-  void Save(int64_t wish, const absl::Status& agreed, const absl::Status& outcome) {
-    v1::SaveRequest request = RequestFor(wish);
+  void Save(int64_t number, const absl::Status& agreed, const absl::Status& outcome) {
+    v1::SaveRequest request = RequestFor(number);
     tracker_.Next();
     ASSERT_OK(tracker_.Fill(&request, &root_));
     tracker_.Begin(request, 5, 100);
@@ -43,7 +43,7 @@ class SaveTrackerTest : public testing::Test {
   SaveTracker tracker_{[this](const v1::SaveReport& report) { told_.push_back(report); }};
 };
 
-TEST_F(SaveTrackerTest, WishIsWantedUntilItHasEndedAndNotWhileAnotherIsUnderWay) {
+TEST_F(SaveTrackerTest, RequestIsWantedUntilItHasEndedAndNotWhileAnotherIsUnderWay) {
   EXPECT_EQ(tracker_.wanted(), 0);
   Want(3);
   EXPECT_EQ(tracker_.wanted(), 3);
@@ -61,7 +61,7 @@ TEST_F(SaveTrackerTest, WishIsWantedUntilItHasEndedAndNotWhileAnotherIsUnderWay)
   EXPECT_EQ(tracker_.wanted(), 4);
 }
 
-TEST_F(SaveTrackerTest, OfWhatIsNoCheckpointNothingIsToldAndTheWishIsWantedAfterIt) {
+TEST_F(SaveTrackerTest, OfWhatIsNoCheckpointNothingIsToldAndTheRequestIsWantedAfterIt) {
   Want(3);
   v1::SaveRequest model;
   tracker_.Next();
@@ -72,7 +72,7 @@ TEST_F(SaveTrackerTest, OfWhatIsNoCheckpointNothingIsToldAndTheWishIsWantedAfter
   EXPECT_TRUE(told_.empty());
 }
 
-TEST_F(SaveTrackerTest, WishOfAnEpochThatEndedIsWantedAgain) {
+TEST_F(SaveTrackerTest, RequestOfAnEpochThatEndedIsWantedAgain) {
   Want(3);
   Save(3, absl::UnavailableError("a peer is gone"), absl::OkStatus());
   EXPECT_EQ(told_.back().code(), static_cast<int>(absl::StatusCode::kAborted));
@@ -97,7 +97,7 @@ TEST_F(SaveTrackerTest, FillsInWhatIsWantedAndRefusesWhatIsNotAnyMore) {
   }
 }
 
-TEST_F(SaveTrackerTest, OneUnderWayIsCancelledByItsWishAloneAndTheNextOneIsNot) {
+TEST_F(SaveTrackerTest, OneUnderWayIsCancelledByItsRequestAloneAndTheNextOneIsNot) {
   Want(3);
   v1::SaveRequest request = RequestFor(3);
   tracker_.Next();
