@@ -18,7 +18,7 @@ namespace tessera::coordinator {
 struct PrepareEpoch {
   JobView job;
   std::string reason;
-  bool begin_anew = false;    // The worker discards what it has of the job.
+  bool discards_state = false;    // The worker discards what it has of the job.
   Creation deleted_creation;  // The newest of this job id; 0: none.
   int code = 0;               // As RankFailure::code: what ended the previous epoch.
 };

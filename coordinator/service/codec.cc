@@ -152,7 +152,7 @@ void EncodeInto(const PrepareEpoch& prepare, v1::CoordinatorCommand* command) {
   *command->mutable_prepare()->mutable_job() = Encode(prepare.job);
   command->mutable_prepare()->mutable_job()->set_attach_key(prepare.job.attach_key);
   command->mutable_prepare()->set_reason(prepare.reason);
-  command->mutable_prepare()->set_begin_anew(prepare.begin_anew);
+  command->mutable_prepare()->set_discards_state(prepare.discards_state);
   command->mutable_prepare()->set_deleted_creation(prepare.deleted_creation.value());
   command->mutable_prepare()->set_code(prepare.code);
 }

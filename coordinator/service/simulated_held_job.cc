@@ -55,7 +55,7 @@ bool SimulatedHeldJob::IsVoid(const v1::PrepareEpoch& prepare) const {
   const std::set<int32_t> local = LocalRanks(prepare.job(), worker_);
   if (local != LocalRanks(job_, worker_)) return true;
   if (!has_begun_ || local.empty()) return false;
-  return prepare.begin_anew() ||
+  return prepare.discards_state() ||
          epoch_ < Epoch(prepare.job().placements(*local.begin()).since_epoch());
 }
 

@@ -47,7 +47,7 @@ absl::Status StateVersions::Reach(Step resume_step) {
 absl::Status StateVersions::PublishIfNot(int64_t step) {
   const RankEngineOptions& options = context_.options;
   // Published parameters are memory that outlived the last executor.
-  if (!options.publishes_anew && IsPublished(*options.group, context_.LocalIndex()))
+  if (!options.must_publish && IsPublished(*options.group, context_.LocalIndex()))
     return absl::OkStatus();
   if (options.group->initialized.load(std::memory_order_acquire) == 0) return absl::OkStatus();
   context_.optimizer.Publish(step);

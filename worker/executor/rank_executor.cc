@@ -243,7 +243,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.window_events = window_events_.get();
   options.slots = communicators_.slots();
   options.images = images_.get();
-  options.publishes_anew = memory_.in_process;
+  options.must_publish = memory_.in_process;
   options.kernels = kernels_.get();
   options.stream_kernels = stream_kernels_.get();
   options.control = memory_.control_page();

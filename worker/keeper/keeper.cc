@@ -143,7 +143,7 @@ bool IsVoid(const v1::PrepareEpoch& prepare, const HostedJob& job, int first_ran
     // The rank was placed elsewhere after this memory's last epoch, so its values are old.
     if (placement.rank() == first_rank) since = Epoch(placement.since_epoch());
   }
-  return job.has_begun() && (prepare.begin_anew() || job.epoch() < since);
+  return job.has_begun() && (prepare.discards_state() || job.epoch() < since);
 }
 
 }  // namespace

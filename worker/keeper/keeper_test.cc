@@ -149,7 +149,7 @@ TEST_F(KeeperTest, RepeatOfACommandWhoseEpochHasBegunVoidsNothing) {
   Start(5, 4);
   v1::CoordinatorCommand command;
   *command.mutable_prepare()->mutable_job() = keeper_.Find("toy")->Describe().job();
-  command.mutable_prepare()->set_begin_anew(true);
+  command.mutable_prepare()->set_discards_state(true);
   const std::shared_ptr<HostedJob> held = keeper_.Find("toy");
   keeper_.HandleCommand(command);
   EXPECT_EQ(keeper_.Find("toy"), held);
@@ -162,7 +162,7 @@ TEST_F(KeeperTest, CommandOfAnEarlierEpochVoidsNothing) {
   v1::CoordinatorCommand command;
   *command.mutable_prepare()->mutable_job() = keeper_.Find("toy")->Describe().job();
   command.mutable_prepare()->mutable_job()->set_epoch(2);
-  command.mutable_prepare()->set_begin_anew(true);
+  command.mutable_prepare()->set_discards_state(true);
   const std::shared_ptr<HostedJob> held = keeper_.Find("toy");
   keeper_.HandleCommand(command);
   EXPECT_EQ(keeper_.Find("toy"), held);
