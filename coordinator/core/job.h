@@ -27,7 +27,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "coordinator/core/hand_over.h"
+#include "coordinator/core/hand_over_state.h"
 #include "coordinator/core/types.h"
 
 namespace tessera::coordinator {

@@ -6,7 +6,7 @@
 #include <string>
 #include <variant>
 
-#include "coordinator/core/hand_over.h"
+#include "coordinator/core/hand_over_state.h"
 #include "coordinator/core/job.h"
 #include "coordinator/core/member_registry.h"
 #include "coordinator/core/request_log.h"

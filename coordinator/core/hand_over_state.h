@@ -11,8 +11,8 @@
 // (kOffered, kAccepted) the job runs only in frozen epochs: none of its steps is decided. So only
 // one of the two jobs can decide the next step: the old one in kCancelled, the taker from kAccepted
 // on, and neither in kOffered. Pure; thread-safe.
-#ifndef TESSERA_COORDINATOR_CORE_HAND_OVER_H_
-#define TESSERA_COORDINATOR_CORE_HAND_OVER_H_
+#ifndef TESSERA_COORDINATOR_CORE_HAND_OVER_STATE_H_
+#define TESSERA_COORDINATOR_CORE_HAND_OVER_STATE_H_
 
 #include <cstdint>
 #include <memory>
@@ -90,4 +90,4 @@ struct TakeOver {
 
 }  // namespace tessera::coordinator
 
-#endif  // TESSERA_COORDINATOR_CORE_HAND_OVER_H_
+#endif  // TESSERA_COORDINATOR_CORE_HAND_OVER_STATE_H_
