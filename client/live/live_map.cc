@@ -240,7 +240,7 @@ absl::Status LiveMap::Show(int64_t step) {
   const MappedNumbers numbers = sources_[0]->Numbers(step);
   if (!Stands(step))
     return absl::AbortedError(absl::StrCat("step ", step, " is overwritten already"));
-  version_.creation = grant_->ready().creation();
+  version_.generation = grant_->ready().generation();
   version_.committed_step = step;
   version_.trained_step = numbers.trained_step;
   version_.num_entries = static_cast<int64_t>(entries_.size());

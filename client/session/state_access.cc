@@ -93,7 +93,7 @@ DialOptions StateAccess::coordinator() const { return session_->state().client.C
 
 const std::string& StateAccess::job_id() const { return session_->state().client.options().job_id; }
 
-int64_t StateAccess::creation() const { return session_->state().client.creation(); }
+int64_t StateAccess::generation() const { return session_->state().client.generation(); }
 int64_t StateAccess::epoch() const { return session_->state().client.epoch(); }
 int64_t StateAccess::version() const { return session_->state().client.version(); }
 

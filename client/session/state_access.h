@@ -43,7 +43,7 @@ class StateAccess {
   // How the job and its coordinator are reached.
   DialOptions coordinator() const;
   const std::string& job_id() const;
-  int64_t creation() const;
+  int64_t generation() const;
   int64_t epoch() const;
   int64_t version() const;
   absl::Duration patience() const;

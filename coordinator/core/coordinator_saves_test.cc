@@ -44,12 +44,12 @@ class CoordinatorSavesTest : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(const JobView view, Run([&](Effects* e) {
                            return core_.CreateJob({"r", kJob, spec}, now_, e);
                          }));
-    creation_ = view.creation;
+    generation_ = view.generation;
     Prepare(1);
   }
   void Prepare(int64_t epoch) {
     ASSERT_OK(Run([&](Effects* e) {
-      return core_.ReportPrepared(kWorker, {kJob, creation_, Epoch(epoch), Step(0), {}, ""}, now_,
+      return core_.ReportPrepared(kWorker, {kJob, generation_, Epoch(epoch), Step(0), {}, ""}, now_,
                                   e);
     }));
     ASSERT_EQ(core_.GetJob(kJob)->status.state, JobState::kRunning);
@@ -57,12 +57,12 @@ class CoordinatorSavesTest : public ::testing::Test {
   void Beat(bool attached) {
     RankStatus status;
     status.attached = attached;
-    const std::vector<JobProgress> beat = {{kJob, creation_, Epoch(1), {{0, status}, {1, status}}}};
+    const std::vector<JobProgress> beat = {{kJob, generation_, Epoch(1), {{0, status}, {1, status}}}};
     ASSERT_OK(Run([&](Effects* e) { return core_.Heartbeat(kWorker, beat, now_, e); }));
   }
   void FailEpoch(int64_t epoch) {
     ASSERT_OK(Run([&](Effects* e) {
-      return core_.ReportFailure(kWorker, {kJob, creation_, Epoch(epoch), Rank(0), "died"}, now_,
+      return core_.ReportFailure(kWorker, {kJob, generation_, Epoch(epoch), Rank(0), "died"}, now_,
                                  e);
     }));
   }
@@ -79,7 +79,7 @@ class CoordinatorSavesTest : public ::testing::Test {
                     const std::string& path, int rank = 0) const {
     SaveReport report;
     report.job = kJob;
-    report.creation = creation_;
+    report.generation = generation_;
     report.epoch = Epoch(epoch);
     report.rank = Rank(rank);
     report.ordinal = ordinal;
@@ -122,7 +122,7 @@ class CoordinatorSavesTest : public ::testing::Test {
   Coordinator core_{CoordinatorOptions()};
   std::vector<StateRecord> records_;
   Effects effects_;
-  Creation creation_;
+  Generation generation_;
 };
 
 TEST_F(CoordinatorSavesTest, RequestsAreWantedOneAfterTheOtherAndEndAsTheRanksSay) {

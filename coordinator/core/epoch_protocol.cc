@@ -152,7 +152,7 @@ void EpochProtocol::SendEpochOpened(const JobId& id, const std::vector<RankPlace
   for (const WorkerId& worker : WorkersOf(previous)) {
     if (failure.mismatch.has_value()) effects->commands.push_back({worker, *failure.mismatch});
     if (workers.count(worker) == 0)
-      effects->commands.push_back({worker, DropJob{id, job.creation}});
+      effects->commands.push_back({worker, DropJob{id, job.generation}});
   }
   const JobView view = ViewJob(*state_, id, job);
   std::set<WorkerId> told;
@@ -200,7 +200,7 @@ void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
     next.decision = runtime.gather.decision();
   }
   const StartEpoch start{id,
-                         job.creation,
+                         job.generation,
                          next.epoch,
                          next.resume_step,
                          next.rank_addresses,
@@ -225,7 +225,7 @@ void EpochProtocol::GiveUp(const JobId& id, const std::string& reason, absl::Tim
   next.reason = absl::StrCat(reason, broken.empty() ? "" : absl::StrCat(" (", broken, ")"),
                              ": delete the job, and create it again from its last saved model");
   for (const WorkerId& worker : WorkersOf(next.placements)) {
-    effects->commands.push_back({worker, DropJob{id, job.creation}});
+    effects->commands.push_back({worker, DropJob{id, job.generation}});
   }
   saves_->EndPendingSaves(
       id,

@@ -80,7 +80,7 @@ absl::Status CheckNotOver(const JobId& id, const JobStatus& status);
 // A consistent copy of one job, for replies, watches and commands.
 struct JobView {
   JobId id;
-  Creation creation;
+  Generation generation;
   JobSpecPtr spec;
   JobStatus status;
   Step committed_step;

@@ -83,7 +83,7 @@ void JobSaves::SendRequest(const JobId& id, const std::set<WorkerId>& workers,
                         Effects* effects) const {
   const Job& job = *state_->FindJob(id);
   if (job.save_log == nullptr || job.status.state != JobState::kRunning) return;
-  WantSave want{id, job.creation, 0, {}, false};
+  WantSave want{id, job.generation, 0, {}, false};
   if (const Save* head = job.saves().Head(); head != nullptr) {
     want.number = head->number;
     want.form = head->form;
@@ -163,7 +163,7 @@ void JobSaves::EndSave(const JobId& id, Save save, const absl::Status& outcome, 
 absl::Status JobSaves::ReportSave(const Sender& sender, const SaveReport& event, absl::Time now,
                                   Effects* effects) {
   const Job* job = state_->FindJob(event.job);
-  if (job == nullptr || job->creation != event.creation) return absl::OkStatus();
+  if (job == nullptr || job->generation != event.generation) return absl::OkStatus();
   const auto& placements = job->status.placements;
   if (event.rank.value() < 0 || event.rank.value() >= static_cast<int64_t>(placements.size()) ||
       placements[event.rank.value()].worker != sender.worker) {
@@ -201,7 +201,7 @@ void JobSaves::NoteHeardSaves(absl::Time now, Effects* effects) {
 
 void JobSaves::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* effects) {
   const Job* job = state_->FindJob(report.job);
-  if (job == nullptr || job->creation != report.creation) return;
+  if (job == nullptr || job->generation != report.generation) return;
   const Save* known = job->saves().FindReported(report.epoch, report.ordinal);
   // One rank knows how the save ended; another one knew only that its epoch was over.
   const bool knows_more =

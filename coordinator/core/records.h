@@ -18,7 +18,7 @@ namespace tessera::coordinator {
 struct JobSpecRecord {
   JobId job;
   JobSpecPtr spec;
-  Creation creation;
+  Generation generation;
   std::string owner = "", attach_key = "";
 };
 struct JobStatusRecord {
@@ -41,7 +41,7 @@ struct JobGoneRecord {
 // A deleted generation. A worker that still holds it must drop it.
 struct DeletedJobRecord {
   JobId job;
-  Creation creation;
+  Generation generation;
 };
 struct DeletedJobGoneRecord {
   JobId job;

@@ -234,9 +234,9 @@ Record RoundTrip(const Record& record) {
 
 TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   const JobSpecPtr spec = Decode(Request())->spec;
-  const auto spec_back = RoundTrip(JobSpecRecord{JobId("gpt"), spec, Creation(3), "uid:7"});
+  const auto spec_back = RoundTrip(JobSpecRecord{JobId("gpt"), spec, Generation(3), "uid:7"});
   EXPECT_EQ(spec_back.job, JobId("gpt"));
-  EXPECT_EQ(spec_back.creation, Creation(3));
+  EXPECT_EQ(spec_back.generation, Generation(3));
   EXPECT_EQ(spec_back.owner, "uid:7");
   EXPECT_OK(CompareModels(spec->model, "a", spec_back.spec->model, "b"));
   EXPECT_EQ(spec_back.spec->layout_digest, spec->layout_digest);
@@ -276,7 +276,7 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   hand_over.frozen = true;
   hand_over.deadline = absl::FromUnixMillis(12345);
   hand_over.taker = JobId("next");
-  hand_over.taker_creation = Creation(9);
+  hand_over.taker_generation = Generation(9);
   hand_over.reason = "why";
   hand_over.trainer_states =
       std::make_shared<const std::vector<std::string>>(2, std::string("\0a", 2));
@@ -288,7 +288,7 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   EXPECT_TRUE(handed.hand_over.frozen);
   EXPECT_EQ(handed.hand_over.deadline, hand_over.deadline);
   EXPECT_EQ(handed.hand_over.taker, JobId("next"));
-  EXPECT_EQ(handed.hand_over.taker_creation, Creation(9));
+  EXPECT_EQ(handed.hand_over.taker_generation, Generation(9));
   EXPECT_EQ(handed.hand_over.reason, "why");
   EXPECT_EQ(*handed.hand_over.trainer_states, *hand_over.trainer_states);
   const OrderEntry entry{"reduce", UnitId(-1), DType::kBf16, 77};

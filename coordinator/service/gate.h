@@ -54,7 +54,7 @@ class Gate {
     bool is_operator = false;
     // Of the job, where the right is one to a job that there is: he may have no right to a later
     // one of its id.
-    Creation creation = Creation();
+    Generation generation = Generation();
   };
 
   // Errors: Unauthenticated     nobody knows who calls

@@ -107,7 +107,7 @@ struct Encoder {
     spec.set_config(EncodeJobConfig(r.spec->config).SerializeAsString());
     spec.set_submitting_rank(r.spec->submitting_rank);
     spec.set_layout_digest(r.spec->layout_digest);
-    spec.set_creation(r.creation.value());
+    spec.set_generation(r.generation.value());
     spec.set_owner(r.owner);
     spec.set_attach_key(r.attach_key);
     Put(absl::StrCat("job/", r.job.value(), "/spec"), spec);
@@ -125,7 +125,7 @@ struct Encoder {
     hand_over.set_deadline_unix_ms(absl::ToUnixMillis(from.deadline + clock.wall_lead));
     *hand_over.mutable_deadline_since_boot() = EncodeBootTime(from.deadline, clock);
     hand_over.set_taker(from.taker.value());
-    hand_over.set_taker_creation(from.taker_creation.value());
+    hand_over.set_taker_generation(from.taker_generation.value());
     hand_over.set_reason(from.reason);
     for (const std::string& state : *from.trainer_states) hand_over.add_trainer_states(state);
     Put(absl::StrCat("job/", r.job.value(), "/hand-over"), hand_over);
@@ -179,7 +179,7 @@ struct Encoder {
   }
   void operator()(const DeletedJobRecord& r) {
     journal::DeletedJob deleted;
-    deleted.set_creation(r.creation.value());
+    deleted.set_generation(r.generation.value());
     Put(absl::StrCat("deleted/", r.job.value()), deleted);
   }
   void operator()(const DeletedJobGoneRecord& r) {
@@ -251,7 +251,7 @@ absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& jo
                                         message.submitting_rank(), message.layout_digest()});
   if (const absl::Status status = SetMemoryNeeds(spec.get()); !status.ok())
     return Unreadable(row, status.message());
-  return JobSpecRecord{job, std::move(spec), Creation(message.creation()), message.owner(),
+  return JobSpecRecord{job, std::move(spec), Generation(message.generation()), message.owner(),
                        message.attach_key()};
 }
 
@@ -275,7 +275,7 @@ absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& j
   hand_over.deadline = DecodeDeadline(absl::FromUnixMillis(message.deadline_unix_ms()),
                                       message.deadline_since_boot(), clock);
   hand_over.taker = JobId(message.taker());
-  hand_over.taker_creation = Creation(message.taker_creation());
+  hand_over.taker_generation = Generation(message.taker_generation());
   hand_over.reason = message.reason();
   hand_over.trainer_states = std::make_shared<const std::vector<std::string>>(
       message.trainer_states().begin(), message.trainer_states().end());
@@ -391,7 +391,7 @@ absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row, const JournalClo
   if (head.first == "order") return DecodeOrder(row, key);
   if (head.first == "deleted") {
     ASSIGN_OR_RETURN(const journal::DeletedJob deleted, Parse<journal::DeletedJob>(row));
-    return DeletedJobRecord{JobId(head.second), Creation(deleted.creation())};
+    return DeletedJobRecord{JobId(head.second), Generation(deleted.generation())};
   }
   if (row.key == kClusterKey) {
     ASSIGN_OR_RETURN(const journal::Cluster cluster, Parse<journal::Cluster>(row));

@@ -103,7 +103,7 @@ absl::StatusOr<SaveReport> DecodeSaveReport(const v1::SaveReport& report) {
       decoded.phase = SaveReport::Phase::kEnded;
   }
   decoded.job = JobId(report.job_id());
-  decoded.creation = Creation(report.creation());
+  decoded.generation = Generation(report.generation());
   decoded.epoch = Epoch(report.epoch());
   decoded.rank = Rank(report.rank());
   decoded.ordinal = report.ordinal();

@@ -84,11 +84,11 @@ absl::Status JobsService::Watch(CallStream<v1::WatchJobRequest, v1::Job>* stream
   const JobId job(request.job_id());
   ASSIGN_OR_RETURN(const Gate::Caller caller,
                    gate_->Admit({stream->context(), "WatchJob", job}, Right::kRead));
-  int64_t generation = 0;
+  int64_t seen_change = 0;
   bool seen = false;
   while (true) {
     absl::StatusOr<JobView> view =
-        host_->AwaitChange(job, &generation, [stream] { return stream->context()->IsCancelled(); });
+        host_->AwaitChange(job, &seen_change, [stream] { return stream->context()->IsCancelled(); });
     if (seen && absl::IsNotFound(view.status())) return absl::OkStatus();
     if (absl::Status status = Gate::CheckSame(view, caller); !status.ok())
       return seen && view.ok() ? absl::OkStatus() : status;
@@ -247,7 +247,7 @@ absl::Status CheckpointsService::GetSave(ServedCall* call, const v1::GetSaveRequ
   ASSIGN_OR_RETURN(const Gate::Caller caller,
                    gate_->Admit({call->context(), "GetSave", job}, Right::kRead));
   const absl::StatusOr<SaveView> view = host_->GetSave(job, request.number());
-  // A later creation never has a smaller number, so what was just seen was of this one.
+  // A later generation never has a smaller number, so what was just seen was of this one.
   RETURN_IF_ERROR(Gate::CheckSame(host_->GetJob(job), caller));
   RETURN_IF_ERROR(view.status());
   *reply = Encode(job, *view);

@@ -72,7 +72,7 @@ v1::SaveReport SimulatedSaves::ReportOf(const SimulatedSave& save, int32_t rank,
                                         v1::SaveReport::Phase phase) const {
   v1::SaveReport report;
   report.set_job_id(job_id_);
-  report.set_creation(creation_);
+  report.set_generation(generation_);
   report.set_epoch(save.epoch.value());
   report.set_rank(rank);
   report.set_ordinal(save.ordinal);

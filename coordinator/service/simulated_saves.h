@@ -18,7 +18,7 @@ class SimulatedSaves {
  public:
   using Emit = std::function<void(v1::WorkerEvent)>;
   SimulatedSaves(const v1::Job& job, SimulatedSaveTruth* truth, Emit emit)
-      : job_id_(job.job_id()), creation_(job.creation()), truth_(truth), emit_(std::move(emit)) {}
+      : job_id_(job.job_id()), generation_(job.generation()), truth_(truth), emit_(std::move(emit)) {}
 
   void Want(const v1::RequestedSave& requested);
   // What the rank votes for with its next step; 0: for none.
@@ -45,7 +45,7 @@ class SimulatedSaves {
   void OnEnd(v1::SaveReport report);
 
   const std::string job_id_;
-  const int64_t creation_;
+  const int64_t generation_;
   SimulatedSaveTruth* const truth_;
   const Emit emit_;
   v1::RequestedSave requested_;

@@ -186,14 +186,14 @@ void ExecutorWatch::OnEvent(const v1::ExecutorEvent& event) {
       slot.pending_order = event.order();
       slot.pending_order.set_job_id(context_->job_id);
       slot.pending_order.set_rank(static_cast<int>(rank_.value()));
-      slot.pending_order.set_creation(context_->creation);
+      slot.pending_order.set_generation(context_->generation);
       *out.mutable_order() = slot.pending_order;
       break;
     case v1::ExecutorEvent::kStep:
       slot.last_report = event.step();
       slot.last_report.set_job_id(context_->job_id);
       slot.last_report.set_rank(static_cast<int>(rank_.value()));
-      slot.last_report.set_creation(context_->creation);
+      slot.last_report.set_generation(context_->generation);
       *out.mutable_step() = slot.last_report;
       break;
     case v1::ExecutorEvent::kFailure:

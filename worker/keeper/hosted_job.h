@@ -105,7 +105,7 @@ class HostedJob {
   void KillExecutor(Rank rank);
   const JobRegions& regions() const { return context_.regions; }
   // Which of the jobs of this id it is.
-  int64_t creation() const { return context_.creation; }
+  int64_t generation() const { return context_.generation; }
   const LocalRanks& local() const { return context_.local(); }
   bool has_begun() const;  // An epoch, ever.
   Epoch epoch() const;     // The one that was prepared last.

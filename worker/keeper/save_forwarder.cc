@@ -8,7 +8,7 @@
 namespace tessera {
 
 void SaveForwarder::SendRequest(ExecutorSlot& slot) const {
-  if (requested_.creation() == 0) return;  // There never was one.
+  if (requested_.generation() == 0) return;  // There never was one.
   v1::ExecutorCommand command;
   *command.mutable_requested_save() = requested_;
   slot.Send(command);
@@ -25,7 +25,7 @@ void SaveForwarder::Want(const v1::RequestedSave& requested) {
 void SaveForwarder::OnReport(Rank rank, v1::SaveReport report) {
   report.set_job_id(context_->job_id);
   report.set_rank(static_cast<int>(rank.value()));
-  report.set_creation(context_->creation);
+  report.set_generation(context_->generation);
   v1::WorkerEvent event;
   if (report.phase() != v1::SaveReport::ENDED) {
     // Kept, so that a death of the executor can end it.

@@ -78,7 +78,7 @@ class HandOverReader {
   const LiveTimes times_;
   const Client client_;
   JobId job_;
-  Creation creation_;
+  Generation generation_;
   int64_t number_ = 0;
   std::vector<HandOverPart> plan_;
   std::string session_;

@@ -30,7 +30,7 @@ absl::Status LiveRead::Read(const v1::LiveStateQuery& query, const Gate::Caller&
   job_ = JobId(query.job_id());
   ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
   RETURN_IF_ERROR(Gate::CheckSame(view, caller));
-  creation_ = view.creation;
+  generation_ = view.generation;
   ASSIGN_OR_RETURN(plan_, PlanLiveRead(view.spec->model, view.spec->config, query));
   wanted_dtype_ = query.dtype();
   wanted_form_ = query.form();
@@ -65,7 +65,7 @@ absl::Status LiveRead::ReadWatched() {
 absl::StatusOr<JobView> LiveRead::ReadableJob() const {
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
-  if (view.creation != creation_)
+  if (view.generation != generation_)
     return absl::AbortedError(absl::StrCat(what, " was deleted and created again meanwhile"));
   RETURN_IF_ERROR(CheckNotOver(job_, view.status));
   if (!view.status.bound) {
@@ -120,7 +120,7 @@ absl::Status LiveRead::OpenLines(const JobView& view) {
   }
   for (const auto& line : lines) {
     hub_->Expect(session_, line);
-    if (!host_->SendCommand(WorkerId(line->worker()), ServeState{job_, creation_, session_})) {
+    if (!host_->SendCommand(WorkerId(line->worker()), ServeState{job_, generation_, session_})) {
       return absl::UnavailableError(absl::StrCat("worker '", line->worker(), "' is not connected"));
     }
   }
@@ -241,7 +241,7 @@ void LiveRead::CloseLines() {
 }
 
 absl::Status LiveRead::TellBegin(v1::LiveStateBegin begin) {
-  begin.set_creation(creation_.value());
+  begin.set_generation(generation_.value());
   begin.set_num_tensors(plan_.num_entries());
   begin.set_size_bytes(plan_.TotalBytes());
   v1::LiveStateReply reply;
@@ -325,7 +325,7 @@ void LiveRead::Watch() {
   absl::MutexLock lock(&mu_);
   while (!AwaitWithTimeout(&mu_, absl::Condition(&done_), kWatchInterval)) {
     const absl::StatusOr<JobView> view = host_->GetJob(job_);
-    if (!view.ok() || view->creation != creation_)
+    if (!view.ok() || view->generation != generation_)
       End(absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile")));
     if (SteadyNow() - writing_since_ <= times_.client) continue;
     End(absl::CancelledError(

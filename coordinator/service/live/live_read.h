@@ -98,7 +98,7 @@ class LiveRead {
   const LiveTimes times_;
   const Client client_;
   JobId job_;
-  Creation creation_;
+  Generation generation_;
   LivePlan plan_;
   v1::DType wanted_dtype_ = v1::DTYPE_UNSPECIFIED;
   v1::LiveStateForm wanted_form_ = v1::LIVE_STATE_FORM_FULL;

@@ -76,7 +76,7 @@ class MapTurnTest : public ::testing::Test {
       if (prepare == nullptr) continue;
       EpochPrepared prepared;
       prepared.job = job_;
-      prepared.creation = prepare->job.creation;
+      prepared.generation = prepare->job.generation;
       prepared.epoch = prepare->job.status.epoch;
       ASSERT_OK(host_->OnStreamEvent(sender_, prepared));
       return;
