@@ -41,7 +41,7 @@ class ExecutorFiles : public StateFiles {
     tracker_.BeginEpoch();
   }
   // What the coordinator wants. Thread-safe.
-  void SetRequest(const v1::RequestedSave& number) { tracker_.SetRequest(number); }
+  void SetRequest(const v1::RequestedSave& requested) { tracker_.SetRequest(requested); }
   // What is under way is given up between two slices. Thread-safe.
   void Stop() { stopped_.store(true); }
   // Waits for what is under way in the background, after Stop.
