@@ -175,7 +175,8 @@ class Taker {
  private:
   bool IsOurs() const {
     return info_.phase() != v1::HAND_OVER_PHASE_OFFERED &&
-           info_.taker_job_id() == access_.job_id() && info_.taker_generation() == access_.generation();
+           info_.taker_job_id() == access_.job_id() &&
+           info_.taker_generation() == access_.generation();
   }
 
   absl::Status GetAndPlan() {

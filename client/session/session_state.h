@@ -35,7 +35,7 @@ struct SessionState {
   GradientReducer reducer{&client, &windows, &slots};
   StepProtocol steps{&client, &windows, &slots, &reducer};
   std::function<std::string(int64_t number)> wanted_save_request;  // See StateAccess::SaveWanted.
-  std::shared_ptr<const TrainerTensors> trainer_tensors;         // Null: none.
+  std::shared_ptr<const TrainerTensors> trainer_tensors;           // Null: none.
 };
 
 }  // namespace tessera

@@ -322,8 +322,8 @@ TEST_F(CoordinatorOrphansTest, JournalOfBeforeTheFirstEpochBeganTakesThatOver) {
     }));
     EXPECT_EQ(Count<DescribeJob>(), 1);
     ASSERT_OK(Run([&](Effects* e) {
-      return core_.ReportFailure(Life(worker), {kJob, made.generation, Epoch(1), Rank(rank), "died"},
-                                 now_, e);
+      return core_.ReportFailure(Life(worker),
+                                 {kJob, made.generation, Epoch(1), Rank(rank), "died"}, now_, e);
     }));
     EXPECT_EQ(Count<PrepareEpoch>(), 0) << "it would begin with nothing";
     ASSERT_OK(Describe(worker, 1, 12, made.generation));
@@ -423,7 +423,8 @@ TEST_F(CoordinatorOrphansTest, WorkerThatLostItsMemoryWithoutEndingIsNoticedAtTh
   for (const int64_t rank : {0, 1}) {
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportStep(Life(rank == 0 ? "a" : "b"),
-                              {kJob, made.generation, Epoch(1), Rank(rank), Step(1), 1, {}}, now_, e);
+                              {kJob, made.generation, Epoch(1), Rank(rank), Step(1), 1, {}}, now_,
+                              e);
     }));
   }
   ASSERT_OK(Run([&](Effects* e) {

@@ -272,7 +272,8 @@ TEST_F(CoordinatorPlacementTest, JobThatAWorkerCannotHoldGoesToAnotherOrWaitsAnd
     return Run([&](Effects* e) {
       return core_.ReportFailure(
           {WorkerId(worker), Incarnation(1)},
-          {JobId("job"), GenerationOf("job"), StatusOf("job").epoch, Rank(-1), "no memory"}, now_, e);
+          {JobId("job"), GenerationOf("job"), StatusOf("job").epoch, Rank(-1), "no memory"}, now_,
+          e);
     });
   };
   EXPECT_THAT(refuse("b"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no rank -1")));

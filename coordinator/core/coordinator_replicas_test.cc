@@ -158,8 +158,9 @@ TEST_F(CoordinatorReplicasTest, WorkerThatDiedWhileItWasRebuiltIsRebuiltAgain) {
   }
   // The next epoch finds it complete.
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.ReportFailure(
-        SenderOf("a"), {kJob, core_.GetJob(kJob)->generation, Status().epoch, Rank(0), "x"}, now_, e);
+    return core_.ReportFailure(SenderOf("a"),
+                               {kJob, core_.GetJob(kJob)->generation, Status().epoch, Rank(0), "x"},
+                               now_, e);
   }));
   Pass(absl::Seconds(1), {"a", "b"});
   Prepared("a", 2);
@@ -263,9 +264,9 @@ TEST_F(CoordinatorReplicasTest, WorkerThatCannotHoldTheReplicaIsPassedOver) {
   Pass(absl::Seconds(12), {"a", "c", "d"});
   ASSERT_THAT(Workers(), ElementsAre("a", "a", "c", "c"));
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.ReportFailure(SenderOf("c"),
-                               {kJob, core_.GetJob(kJob)->generation, Status().epoch, Rank(-1), "x"},
-                               now_, e);
+    return core_.ReportFailure(
+        SenderOf("c"), {kJob, core_.GetJob(kJob)->generation, Status().epoch, Rank(-1), "x"}, now_,
+        e);
   }));
   Pass(absl::Seconds(2), {"a", "c", "d"});
   EXPECT_THAT(Workers(), ElementsAre("a", "a", "d", "d"));

@@ -57,7 +57,8 @@ class CoordinatorSavesTest : public ::testing::Test {
   void Beat(bool attached) {
     RankStatus status;
     status.attached = attached;
-    const std::vector<JobProgress> beat = {{kJob, generation_, Epoch(1), {{0, status}, {1, status}}}};
+    const std::vector<JobProgress> beat = {
+        {kJob, generation_, Epoch(1), {{0, status}, {1, status}}}};
     ASSERT_OK(Run([&](Effects* e) { return core_.Heartbeat(kWorker, beat, now_, e); }));
   }
   void FailEpoch(int64_t epoch) {

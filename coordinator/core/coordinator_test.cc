@@ -69,20 +69,21 @@ class CoordinatorTest : public ::testing::Test {
   }
   absl::Status Prepared(const Sender& sender, int64_t epoch, int64_t decided = 0) {
     return Run([&](Effects* e) {
-      return core_.ReportPrepared(sender, {kJob, generation_, Epoch(epoch), Step(decided)}, now_, e);
+      return core_.ReportPrepared(sender, {kJob, generation_, Epoch(epoch), Step(decided)}, now_,
+                                  e);
     });
   }
   absl::Status Fail(const Sender& sender, int64_t epoch, int64_t rank) {
     return Run([&](Effects* e) {
-      return core_.ReportFailure(sender, {kJob, generation_, Epoch(epoch), Rank(rank), "test"}, now_,
-                                 e);
+      return core_.ReportFailure(sender, {kJob, generation_, Epoch(epoch), Rank(rank), "test"},
+                                 now_, e);
     });
   }
   absl::Status StepDone(const Sender& sender, int64_t epoch, int64_t rank, int64_t step,
                         uint64_t hash = 1, std::vector<uint64_t> earlier = {}) {
     return Run([&](Effects* e) {
       const StepReport report = {kJob,       generation_, Epoch(epoch),      Rank(rank),
-                                 Step(step), hash,      std::move(earlier)};
+                                 Step(step), hash,        std::move(earlier)};
       return core_.ReportStep(sender, report, now_, e);
     });
   }
@@ -339,7 +340,7 @@ TEST_F(CoordinatorTest, RestartWhileStartingAsksAgain) {
 TEST_F(CoordinatorTest, RestartInTheMiddleOfRecordingLosesNoRelease) {
   StartTwoRanks();
   const auto announce = [&](const std::string& worker, int64_t rank, int64_t sequence) {
-    OrderAnnouncement event{kJob,       generation_,           Epoch(1),
+    OrderAnnouncement event{kJob,       generation_,         Epoch(1),
                             Rank(rank), {Step(1), sequence}, {"unshard"}};
     event.entry.unit = UnitId(0);
     return Run([&](Effects* e) { return core_.Announce(Life(worker), event, now_, e); });
@@ -405,8 +406,8 @@ TEST_F(CoordinatorTest, ReportsThatTravelTogetherCountEachWhereverTheyAreCut) {
 TEST_F(CoordinatorTest, RollbackLeavesTheStateAndATickTriesAgain) {
   StartTwoRanks();
   Effects refused;
-  ASSERT_OK(
-      core_.ReportFailure(Life("a"), {kJob, generation_, Epoch(1), Rank(0), "test"}, now_, &refused));
+  ASSERT_OK(core_.ReportFailure(Life("a"), {kJob, generation_, Epoch(1), Rank(0), "test"}, now_,
+                                &refused));
   EXPECT_FALSE(refused.records.empty());
   core_.Rollback();
   EXPECT_EQ(Job().status.epoch, Epoch(1));
@@ -428,7 +429,8 @@ TEST_F(CoordinatorTest, ChangeThatWaitsForTheJournalIsRolledBackAfterAMove) {
 
 TEST_F(CoordinatorTest, NothingIsReleasedWhileAMismatchWaitsForTheJournal) {
   StartTwoRanks();
-  OrderAnnouncement event{kJob, generation_, Epoch(1), Rank(0), {Step(1), 0}, {"unshard", UnitId(0)}};
+  OrderAnnouncement event{kJob,    generation_,  Epoch(1),
+                          Rank(0), {Step(1), 0}, {"unshard", UnitId(0)}};
   Effects effects;
   ASSERT_OK(core_.Announce(Life("a"), event, now_, &effects));
   core_.Accept();

@@ -20,7 +20,7 @@ struct PrepareEpoch {
   std::string reason;
   bool discards_state = false;    // The worker discards what it has of the job.
   Generation deleted_generation;  // The newest of this job id; 0: none.
-  int code = 0;               // As RankFailure::code: what ended the previous epoch.
+  int code = 0;                   // As RankFailure::code: what ended the previous epoch.
 };
 struct StartEpoch {
   JobId job;

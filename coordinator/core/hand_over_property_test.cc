@@ -150,7 +150,7 @@ class World {
   void Offer() {
     const WorkerState& worker = workers_[SenderOf(kOld).worker];
     const int rank = Pick(kOldWorld);
-    HandOverOffer offer = {kOld, worker.generation,   worker.epoch, Rank(rank), Step(worker.decided),
+    HandOverOffer offer = {kOld, worker.generation, worker.epoch, Rank(rank), Step(worker.decided),
                            "",   absl::Seconds(60), ++requests_};
     if (Call([&](Effects* e) { return core_.OfferHandOver(offer, now_, e); }).ok())
       offered_.insert(rank);

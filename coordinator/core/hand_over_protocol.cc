@@ -87,7 +87,8 @@ absl::Status HandOverProtocol::OfferHandOver(const HandOverOffer& offer, absl::T
 
 void HandOverProtocol::WithdrawOffer(const HandOverOffer& offer) {
   const Job* job = state_->FindJob(offer.job);
-  if (job == nullptr || job->generation != offer.generation || job->status.epoch != offer.epoch) return;
+  if (job == nullptr || job->generation != offer.generation || job->status.epoch != offer.epoch)
+    return;
   auto& offers = state_->Runtime(offer.job, *job).offers;
   const auto it = offers.find(static_cast<int32_t>(offer.rank.value()));
   if (it != offers.end() && it->second.call == offer.call) offers.erase(it);
@@ -148,7 +149,8 @@ absl::Status HandOverProtocol::TakeOverJob(const TakeOver& event, absl::Time now
   const Job* taker = state_->FindJob(event.taker);
   if (taker == nullptr) return NoSuchJob(event.taker);
   if (event.taker == event.job) return refuse("it cannot take over itself");
-  RETURN_IF_ERROR(CheckSpeaker(event.taker, *taker, event.taker_generation, event.epoch, event.rank));
+  RETURN_IF_ERROR(
+      CheckSpeaker(event.taker, *taker, event.taker_generation, event.epoch, event.rank));
   auto& ready = state_->Runtime(event.taker, *taker).take_overs;
   // What ranks reported for another hand-over, or for the other phase, does not count.
   for (auto it = ready.begin(); it != ready.end();)

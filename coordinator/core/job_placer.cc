@@ -69,7 +69,8 @@ std::set<WorkerId> JobPlacer::LiveWorkers(const JobId& id, const Job& job) const
   const auto avoided = state_.avoided.find(id);
   std::set<WorkerId> live;
   for (const RankPlacement& placement : job.status.placements) {
-    if (avoided != state_.avoided.end() && avoided->second.ids().count(placement.worker) > 0) continue;
+    if (avoided != state_.avoided.end() && avoided->second.ids().count(placement.worker) > 0)
+      continue;
     if (state_.members().IsLive(placement.worker, placement.incarnation))
       live.insert(placement.worker);
   }

@@ -80,7 +80,7 @@ absl::StatusOr<std::vector<SaveView>> JobSaves::ListSaves(const JobId& job) cons
 }
 
 void JobSaves::SendRequest(const JobId& id, const std::set<WorkerId>& workers,
-                        Effects* effects) const {
+                           Effects* effects) const {
   const Job& job = *state_->FindJob(id);
   if (job.save_log == nullptr || job.status.state != JobState::kRunning) return;
   WantSave want{id, job.generation, 0, {}, false};

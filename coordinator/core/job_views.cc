@@ -34,8 +34,8 @@ std::string StateReason(const CoordinatorState& state, const JobId& id, const Jo
 }
 
 JobView ViewJob(const CoordinatorState& state, const JobId& id, const Job& job) {
-  JobView view{id, job.generation,  job.spec,  job.status,     job.committed_step,
-               {}, job.hand_over, job.owner, job.attach_key, job.spec_bytes};
+  JobView view{id, job.generation, job.spec,  job.status,     job.committed_step,
+               {}, job.hand_over,  job.owner, job.attach_key, job.spec_bytes};
   view.status.reason = StateReason(state, id, job);
   // From an earlier epoch, for ranks that have not reported in this one.
   if (const auto runtime = state.runtimes().find(id); runtime != state.runtimes().end())

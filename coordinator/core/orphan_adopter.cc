@@ -12,7 +12,8 @@ namespace tessera::coordinator {
 void OrphanAdopter::HearOfHeldJob(const Sender& from, const JobProgress& job, absl::Time now,
                                   Effects* effects) {
   // The obstacle to taking it over may be gone by now.
-  if (!state_->orphans.Hear(from.worker, job)) return Adopt({job.job, job.generation}, now, effects);
+  if (!state_->orphans.Hear(from.worker, job))
+    return Adopt({job.job, job.generation}, now, effects);
   effects->commands.push_back({from.worker, DescribeJob{job.job, job.generation}});
 }
 
@@ -72,7 +73,8 @@ void OrphanAdopter::Adopt(const Orphans::Key& key, absl::Time now, Effects* effe
   const HeldJob* held = holders == nullptr ? nullptr : Orphans::Latest(*holders);
   const Job* known = state_->FindJob(id);
   if (held == nullptr || generation <= state_->durable().deleted().Newest(id)) return;
-  if (known != nullptr && (known->generation != generation || !state_->IsBehind(id, *known))) return;
+  if (known != nullptr && (known->generation != generation || !state_->IsBehind(id, *known)))
+    return;
   std::string why_not;
   auto places = PlacesOf(*held, *holders, &why_not);
   if (!places.has_value()) return;

@@ -158,7 +158,8 @@ void WorkerReports::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, a
     effects->order_records.push_back({id, job.status.epoch, verdict.position, *verdict.recorded});
   }
   if (verdict.mismatch.has_value()) {
-    OrderMismatch mismatch{id, job.generation, job.status.epoch, verdict.position, *verdict.mismatch};
+    OrderMismatch mismatch{id, job.generation, job.status.epoch, verdict.position,
+                           *verdict.mismatch};
     epochs_->FailEpoch(id, {*verdict.mismatch, std::move(mismatch)}, now, effects);
   }
 }

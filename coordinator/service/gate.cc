@@ -106,7 +106,8 @@ absl::Status Gate::CheckJob(const Call& call, Right right, Caller* caller) const
 
 absl::Status Gate::CheckSame(const absl::StatusOr<JobView>& job, const Caller& caller) {
   RETURN_IF_ERROR(job.status());
-  if (caller.generation == Generation() || job->generation == caller.generation) return absl::OkStatus();
+  if (caller.generation == Generation() || job->generation == caller.generation)
+    return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("job '", job->id.value(), "' was deleted meanwhile"));
 }
 

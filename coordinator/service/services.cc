@@ -87,8 +87,8 @@ absl::Status JobsService::Watch(CallStream<v1::WatchJobRequest, v1::Job>* stream
   int64_t seen_change = 0;
   bool seen = false;
   while (true) {
-    absl::StatusOr<JobView> view =
-        host_->AwaitChange(job, &seen_change, [stream] { return stream->context()->IsCancelled(); });
+    absl::StatusOr<JobView> view = host_->AwaitChange(
+        job, &seen_change, [stream] { return stream->context()->IsCancelled(); });
     if (seen && absl::IsNotFound(view.status())) return absl::OkStatus();
     if (absl::Status status = Gate::CheckSame(view, caller); !status.ok())
       return seen && view.ok() ? absl::OkStatus() : status;

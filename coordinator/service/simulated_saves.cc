@@ -24,7 +24,8 @@ void SimulatedSaves::Want(const v1::RequestedSave& requested) {
 }
 
 int64_t SimulatedSaves::WantedBy(int32_t rank) const {
-  const bool can = !IsUnderWay(rank) && !requested_.cancelled() && requested_.number() > ended_request_;
+  const bool can =
+      !IsUnderWay(rank) && !requested_.cancelled() && requested_.number() > ended_request_;
   return can ? requested_.number() : 0;
 }
 

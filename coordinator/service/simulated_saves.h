@@ -18,7 +18,10 @@ class SimulatedSaves {
  public:
   using Emit = std::function<void(v1::WorkerEvent)>;
   SimulatedSaves(const v1::Job& job, SimulatedSaveTruth* truth, Emit emit)
-      : job_id_(job.job_id()), generation_(job.generation()), truth_(truth), emit_(std::move(emit)) {}
+      : job_id_(job.job_id()),
+        generation_(job.generation()),
+        truth_(truth),
+        emit_(std::move(emit)) {}
 
   void Want(const v1::RequestedSave& requested);
   // What the rank votes for with its next step; 0: for none.

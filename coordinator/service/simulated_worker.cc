@@ -186,7 +186,8 @@ void SimulatedWorker::ReportFailure(const std::string& job, int64_t generation, 
 
 void SimulatedWorker::Drop(const v1::DropJob& drop) {
   const auto held = jobs_.find(drop.job_id());
-  if (held == jobs_.end() || held->second->truth().generation() != Generation(drop.generation())) return;
+  if (held == jobs_.end() || held->second->truth().generation() != Generation(drop.generation()))
+    return;
   held->second->truth().CheckDrop(held->second->has_begun(), held->second->decided_step());
   jobs_.erase(held);
 }

@@ -13,17 +13,17 @@
 #include "gtest/gtest.h"
 #include "tests/fault/live_cluster.h"
 #include "tests/testing/freed_memory.h"
-#include "tests/testing/stepped_live_reader.h"
 #include "tests/testing/own_memory.h"
 #include "tests/testing/process_view.h"
+#include "tests/testing/stepped_live_reader.h"
 
 namespace tessera {
 namespace {
 
 using testing_support::Eventually;
 using testing_support::ExecutorsOf;
-using testing_support::SteppedLiveReader;
 using testing_support::MemoryPeak;
+using testing_support::SteppedLiveReader;
 
 constexpr int kReaders = 4;                   // As many as a job has at once.
 constexpr int64_t kLargeElements = 12 << 20;  // With momentum each of them reads 96 MiB.

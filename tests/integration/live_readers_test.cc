@@ -21,15 +21,15 @@
 #include "gtest/gtest.h"
 #include "tessera/session.h"
 #include "tests/testing/freed_memory.h"
-#include "tests/testing/stepped_live_reader.h"
 #include "tests/testing/own_memory.h"
+#include "tests/testing/stepped_live_reader.h"
 
 namespace tessera {
 namespace {
 
 using testing::HasSubstr;
-using testing_support::SteppedLiveReader;
 using testing_support::MemoryPeak;
+using testing_support::SteppedLiveReader;
 
 constexpr int64_t kNumel = 4 << 20;  // With moments 48 MiB, far more than fits on the way.
 constexpr int64_t kLargeNumel = 8 << 20;

@@ -12,7 +12,8 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
 
 }  // namespace
 
-SteppedLiveReader::SteppedLiveReader(const std::string& coordinator, const std::string& job, bool direct)
+SteppedLiveReader::SteppedLiveReader(const std::string& coordinator, const std::string& job,
+                                     bool direct)
     : stub_(v1::LiveState::NewStub(Dial(coordinator))) {
   v1::LiveStateQuery query;
   query.set_job_id(job);

@@ -26,7 +26,7 @@ class FileOperations {
 
  private:
   TrainingProgress Progress() const;  // Where training stands.
-  // All ranks have read it, or none has, as `outcome` says.
+  // All ranks have read it, or none has, as `outcome`, OK or an agreed error, says.
   absl::Status FinishLoad(int64_t number, bool first, const LoadTarget& target,
                           const LoadedState& state, const absl::Status& outcome);
   absl::Status FinishFirstLoad(const LoadTarget& target, const LoadedState& state);

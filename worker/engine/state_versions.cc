@@ -73,16 +73,7 @@ absl::Status StateVersions::AwaitRoom() {
   return absl::OkStatus();
 }
 
-absl::Status StateVersions::Reserve(AddressableState* state, absl::Status* outcome) {
-  const absl::Status reserved = state->Reserve();
-  if (!absl::IsResourceExhausted(reserved)) return reserved;
-  *outcome = reserved;
-  return absl::OkStatus();
-}
-
-absl::Status StateVersions::BeginStaging(bool first, absl::Status* outcome) {
-  RETURN_IF_ERROR(Reserve(next_.get(), outcome));
-  if (!outcome->ok()) return absl::OkStatus();
+absl::Status StateVersions::BeginStaging(bool first) {
   if (!first) return next_->BeginWrite(context_.order.step() + 1, {});
   next_->BeginFirst();
   return absl::OkStatus();

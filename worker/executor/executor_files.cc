@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/storage/storage_path.h"
 #include "proto/checkpoint.pb.h"
+#include "worker/engine/agreed_error.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load/checkpoint_load.h"
 #include "worker/executor/load/load_agreement.h"
@@ -13,7 +14,6 @@
 #include "worker/executor/save/checkpoint_save.h"
 #include "worker/executor/save/checkpoint_slices.h"
 #include "worker/executor/save/folder_check.h"
-#include "worker/executor/save/prior_attempt.h"
 #include "worker/executor/save/model_save.h"
 #include "worker/executor/save/part_save.h"
 #include "worker/executor/save/save_request.h"
@@ -21,14 +21,16 @@
 namespace tessera {
 namespace {
 
-// The same outcome for all ranks where a request is malformed on some.
-absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator,
-                        v1::LoadRequest* request, absl::Status* outcome) {
+// All ranks have the request, or an agreed error. `own`: why this rank cannot load.
+absl::StatusOr<v1::LoadRequest> ParseOnAll(const std::string& bytes, absl::Status own,
+                                           Communicator* communicator) {
+  v1::LoadRequest request;
   // Not returned yet: the other ranks wait in AgreeOn.
-  if (!request->ParseFromString(bytes))
-    *outcome = absl::InvalidArgumentError("the trainer's request is malformed");
-  if (!request->refusal().empty()) *outcome = absl::InvalidArgumentError(request->refusal());
-  return AgreeOn("request", outcome, communicator);
+  if (!request.ParseFromString(bytes))
+    own = absl::InvalidArgumentError("the trainer's request is malformed");
+  if (!request.refusal().empty()) own = absl::InvalidArgumentError(request.refusal());
+  RETURN_IF_ERROR(AgreeOn("request", own, communicator));
+  return request;
 }
 
 }  // namespace
@@ -77,51 +79,47 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
   return request->request_number() != 0 ? absl::OkStatus() : CheckTrainersPath(request->path());
 }
 
-absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,
-                                 std::string* reply, absl::Status* outcome) {
+absl::StatusOr<PriorAttempt> ExecutorFiles::Prepare(const v1::SaveRequest& request,
+                                                    const absl::Status& own) {
+  const std::string fake =
+      FakeText(memory_.config.fake_all_gather, memory_.config.fake_reduce_scatter);
+  if (!fake.empty())  // All ranks have this config, so all refuse.
+    return AsAgreed(absl::FailedPreconditionError(
+        absl::StrCat("not saved: the job's collectives are fake (", fake, ")")));
+  RETURN_IF_ERROR(AgreeOn("request", own, communicator_));
+  RETURN_IF_ERROR(CompareRequests(request, communicator_));
+  return FindPriorAttempt(request, memory_, communicator_);
+}
+
+absl::StatusOr<std::string> ExecutorFiles::Save(const std::string& request_bytes,
+                                                const SavedState& state, const absl::Status& own) {
   v1::SaveRequest request;
-  v1::SaveReply answer;
+  const int64_t step = state.progress.step;
   // One save at a time: the next one waits for the one before.
   background_.End();
   // Every rank counts every request, refused ones too, so that the ranks' numbers agree.
   tracker_.Next();
   const absl::Status checked = CheckRequest(request_bytes, &request);
-  if (!checked.ok()) *outcome = checked;
-  const std::string fake =
-      FakeText(memory_.config.fake_all_gather, memory_.config.fake_reduce_scatter);
-  if (!fake.empty()) {  // All ranks have this config, so all refuse.
-    *outcome = absl::FailedPreconditionError(
-        absl::StrCat("not saved: the job's collectives are fake (", fake, ")"));
-    tracker_.End(request, state.progress.step, absl::OkStatus(), *outcome, answer);
-    return absl::OkStatus();
+  const absl::StatusOr<PriorAttempt> prior = Prepare(request, checked.ok() ? own : checked);
+  if (!prior.ok()) {
+    tracker_.End(request, step, prior.status(), {});
+    return prior.status();
   }
-  absl::Status agreed = AgreeOn("request", outcome, communicator_);
-  if (agreed.ok() && outcome->ok()) agreed = CompareRequests(request, communicator_, outcome);
-  PriorAttempt made;
-  if (agreed.ok() && outcome->ok())
-    agreed = FindPriorAttempt(request, memory_, communicator_, &made, outcome);
-  if (agreed.ok() && outcome->ok() && made.is_made) {
+  if (prior->is_made) {
     // An earlier attempt of the same request published it: it is not made twice (docs/adr/0053).
-    *reply = made.reply.SerializeAsString();
-    tracker_.End(request, made.step, agreed, *outcome, made.reply);
-    return agreed;
+    tracker_.End(request, prior->step, absl::OkStatus(), prior->reply);
+    return prior->reply.SerializeAsString();
   }
-  if (agreed.ok() && outcome->ok()) {
-    Begin(request, state.progress);
-    if (request.is_checkpoint() && request.in_background())
-      return BeginInBackground(request, made.request, state, outcome);
-    const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
-    if (creates_file)
-      // Told before anything is created, so that the supervisor can remove what a dead executor
-      // leaves.
-      report_saving_(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
-    agreed = SaveNow(request, made.request, state, &answer, outcome);
-    // Nothing unfinished is left from here on.
-    if (creates_file) report_saving_("");
-    *reply = answer.SerializeAsString();
+  Begin(request, state.progress);
+  if (request.is_checkpoint() && request.in_background()) {
+    RETURN_IF_ERROR(BeginInBackground(request, prior->request, state));
+    return "";
   }
-  tracker_.End(request, state.progress.step, agreed, *outcome, answer);
-  return agreed;
+  v1::SaveReply reply;
+  const absl::Status outcome = SaveNow(request, prior->request, state, &reply);
+  tracker_.End(request, step, outcome, reply);
+  RETURN_IF_ERROR(outcome);
+  return reply.SerializeAsString();
 }
 
 SaveControl ExecutorFiles::Control(const std::string& asked_for) {
@@ -139,29 +137,37 @@ void ExecutorFiles::Begin(const v1::SaveRequest& request, const TrainingProgress
 }
 
 absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const std::string& asked_for,
-                                    const SavedState& state, v1::SaveReply* reply,
-                                    absl::Status* outcome) {
-  const SaveControl control = Control(asked_for);
-  if (request.in_parts())
-    return SaveParts(request, memory_, InMemory(state), communicator_, control, reply, outcome);
-  if (request.is_checkpoint())
-    return SaveCheckpoint(request, memory_, InMemory(state), communicator_, control, reply,
-                          outcome);
-  return SaveModel(request, memory_.layout, OwnSegments(), state, communicator_, &stopped_,
-                   direct_write_bytes_, outcome);
+                                    const SavedState& state, v1::SaveReply* reply) {
+  const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
+  // Told before anything is created, so that the supervisor can remove what a dead executor leaves.
+  if (creates_file)
+    report_saving_(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
+  const absl::Status outcome = Write(request, asked_for, state, reply);
+  // Nothing unfinished is left from here on.
+  if (creates_file) report_saving_("");
+  return outcome;
+}
+
+absl::Status ExecutorFiles::Write(const v1::SaveRequest& request, const std::string& asked_for,
+                                  const SavedState& state, v1::SaveReply* reply) {
+  if (!request.is_checkpoint())
+    return SaveModel(request, memory_.layout, OwnSegments(), state, communicator_, &stopped_,
+                     direct_write_bytes_);
+  const auto save = request.in_parts() ? SaveParts : SaveCheckpoint;
+  return save(request, memory_, InMemory(state), communicator_, Control(asked_for), reply);
 }
 
 absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
-                                              const std::string& asked_for, const SavedState& state,
-                                              absl::Status* outcome) {
+                                              const std::string& asked_for,
+                                              const SavedState& state) {
   const int64_t step = state.progress.step;
-  *outcome = background_.Prepare(request, state, Control(asked_for));
-  const absl::Status agreed = AgreeOn("save", outcome, communicator_);
-  if (!agreed.ok() || !outcome->ok()) {
+  const absl::Status prepared =
+      AgreeOn("save", background_.Prepare(request, state, Control(asked_for)), communicator_);
+  if (!prepared.ok()) {
     // Also ends what this rank has begun and another has not.
     background_.End();
-    tracker_.End(request, step, agreed, *outcome, {});
-    return agreed;
+    tracker_.End(request, step, prepared, {});
+    return prepared;
   }
   const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
   const auto report = [this, creates_file](const std::string& path) {
@@ -169,51 +175,40 @@ absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
   };
   report(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
   const absl::Status started = background_.Start(
-      communicator_,
-      [this, report, step](const v1::SaveRequest& saved, const absl::Status& all_agreed,
-                           const absl::Status& end, const v1::SaveReply& answer) {
+      communicator_, [this, report, step](const v1::SaveRequest& saved, const absl::Status& outcome,
+                                          const v1::SaveReply& reply) {
         report("");
-        tracker_.End(saved, step, all_agreed, end, answer);
+        tracker_.End(saved, step, outcome, reply);
         // This error aborted the other ranks, which do not know it. Aborted: it is another rank's.
-        if (!all_agreed.ok() && !absl::IsAborted(all_agreed) && !stopped_.load())
-          report_error_(all_agreed);
+        const bool is_told = outcome.ok() || IsAgreed(outcome) || absl::IsAborted(outcome);
+        if (!is_told && !stopped_.load()) report_error_(outcome);
       });
   if (started.ok()) return started;
   report("");
-  tracker_.End(request, step, started, *outcome, {});
+  tracker_.End(request, step, started, {});
   return started;  // An error ends the epoch, and with it the other ranks' saves.
 }
 
-absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* state,
-                                 std::string* reply, absl::Status* outcome) {
-  v1::LoadRequest request;
+absl::StatusOr<std::string> ExecutorFiles::Load(const std::string& request_bytes,
+                                                LoadedState* state, const absl::Status& own) {
   // A background save reads the state that the load overwrites.
   background_.End();
-  RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
-  if (!outcome->ok()) return absl::OkStatus();
-  RETURN_IF_ERROR(CompareRequests(request, communicator_, outcome));
-  if (!outcome->ok()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(v1::LoadRequest request, ParseOnAll(request_bytes, own, communicator_));
+  RETURN_IF_ERROR(CompareRequests(request, communicator_));
   // A path that it refuses is refused, on all ranks, where it is opened.
   if (const auto path = PlainPath(request.path()); path.ok()) request.set_path(*path);
-  *outcome = CheckTrainersPath(request.path());
-  RETURN_IF_ERROR(AgreeOn("load", outcome, communicator_));
-  if (!outcome->ok()) return absl::OkStatus();
-  v1::LoadReply answer;
+  RETURN_IF_ERROR(AgreeOn("load", CheckTrainersPath(request.path()), communicator_));
   if (request.is_checkpoint()) {
-    RETURN_IF_ERROR(
-        LoadCheckpoint(request, memory_, state, communicator_, &stopped_, &answer, outcome));
-    *reply = answer.SerializeAsString();
-    return absl::OkStatus();
+    ASSIGN_OR_RETURN(const v1::LoadReply reply,
+                     LoadCheckpoint(request, memory_, state, communicator_, &stopped_));
+    return reply.SerializeAsString();
   }
   const absl::StatusOr<std::vector<NamedTensorInfo>> buffers = InfosOf(request.buffers());
-  *outcome = buffers.status();
-  RETURN_IF_ERROR(AgreeOn("load", outcome, communicator_));
-  if (!outcome->ok()) return absl::OkStatus();
-  RETURN_IF_ERROR(LoadModel(request.path(), RulesOf(request, state->first), *buffers,
-                            memory_.layout, segments_, state, communicator_, &stopped_, &answer,
-                            outcome));
-  *reply = answer.SerializeAsString();
-  return absl::OkStatus();
+  RETURN_IF_ERROR(AgreeOn("load", buffers.status(), communicator_));
+  ASSIGN_OR_RETURN(const v1::LoadReply reply,
+                   LoadModel(request.path(), RulesOf(request, state->first), *buffers,
+                             memory_.layout, segments_, state, communicator_, &stopped_));
+  return reply.SerializeAsString();
 }
 
 }  // namespace tessera

@@ -18,6 +18,7 @@
 #include "worker/engine/state_files.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/executor/save/background_save.h"
+#include "worker/executor/save/prior_attempt.h"
 #include "worker/executor/save/save_tracker.h"
 
 namespace tessera {
@@ -32,7 +33,8 @@ class ExecutorFiles : public StateFiles {
   // `memory` is not owned and outlives this. `direct_write_bytes`: as DirectWrites has it.
   // `send_report`: as SaveTracker's.
   ExecutorFiles(const ExecutorMemory* memory, int64_t direct_write_bytes,
-                ReportSaving report_saving, ReportError report_error, SaveTracker::Send send_report);
+                ReportSaving report_saving, ReportError report_error,
+                SaveTracker::Send send_report);
 
   // Of the epoch that begins, for files alone; not owned.
   void BeginEpoch(Communicator* communicator) {
@@ -47,10 +49,10 @@ class ExecutorFiles : public StateFiles {
   // Waits for what is under way in the background, after Stop.
   void EndEpoch() { background_.End(); }
 
-  absl::Status Save(const std::string& request, const SavedState& state, std::string* reply,
-                    absl::Status* outcome) override;
-  absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
-                    absl::Status* outcome) override;
+  absl::StatusOr<std::string> Save(const std::string& request, const SavedState& state,
+                                   const absl::Status& own) override;
+  absl::StatusOr<std::string> Load(const std::string& request, LoadedState* state,
+                                   const absl::Status& own) override;
   bool saves_in_background() const { return background_.status().running(); }
   std::string SaveStatus() override { return background_.status().SerializeAsString(); }
   void CancelSave() override { tracker_.Cancel(); }
@@ -64,14 +66,18 @@ class ExecutorFiles : public StateFiles {
   absl::Status CheckRequest(const std::string& bytes, v1::SaveRequest* request);
   // Errors: PermissionDenied  the requester may not name this path
   absl::Status CheckTrainersPath(const std::string& path) const;
+  // Whether the ranks can make it, and whether a prior attempt did. `own`: why this rank cannot.
+  absl::StatusOr<PriorAttempt> Prepare(const v1::SaveRequest& request, const absl::Status& own);
   // `asked_for`: as SaveControl's.
   absl::Status SaveNow(const v1::SaveRequest& request, const std::string& asked_for,
-                       const SavedState& state, v1::SaveReply* reply, absl::Status* outcome);
+                       const SavedState& state, v1::SaveReply* reply);
+  absl::Status Write(const v1::SaveRequest& request, const std::string& asked_for,
+                     const SavedState& state, v1::SaveReply* reply);
   SaveControl Control(const std::string& asked_for);
   // Tells that one begins, if it is a checkpoint.
   void Begin(const v1::SaveRequest& request, const TrainingProgress& progress);
   absl::Status BeginInBackground(const v1::SaveRequest& request, const std::string& asked_for,
-                                 const SavedState& state, absl::Status* outcome);
+                                 const SavedState& state);
   // But those that lower ranks have too.
   std::vector<ShardSegment> OwnSegments() const;
 

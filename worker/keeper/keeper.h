@@ -76,7 +76,8 @@ class Keeper {
                                                         int64_t generation) const;
   // The same of a job that is handed over. Errors: as FrozenState::Create too.
   absl::StatusOr<std::unique_ptr<FrozenState>> FrozenStateOf(const std::string& job_id,
-                                                             int64_t generation, int64_t step) const;
+                                                             int64_t generation,
+                                                             int64_t step) const;
   // Ends all jobs.
   void Shutdown();
 

@@ -130,8 +130,8 @@ absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
   return fds;
 }
 
-absl::Status MapGrants::Add(const std::string& session, const std::string& job_id, int64_t generation,
-                            const MapRequest& request) {
+absl::Status MapGrants::Add(const std::string& session, const std::string& job_id,
+                            int64_t generation, const MapRequest& request) {
   ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(job_id, generation));
   RETURN_IF_ERROR(CheckMappable(job->regions(), request));
   // The checks were made without the lock: they take long.

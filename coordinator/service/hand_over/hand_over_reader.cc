@@ -94,7 +94,8 @@ absl::Status HandOverReader::OpenLines(const JobView& view) {
   for (size_t i = 0; i < lines.size(); ++i) {
     hub_->Expect(session_, lines[i]);
     lines[i]->Send(std::move(commands[i]));
-    if (!host_->SendCommand(WorkerId(lines[i]->worker()), ServeState{job_, generation_, session_})) {
+    if (!host_->SendCommand(WorkerId(lines[i]->worker()),
+                            ServeState{job_, generation_, session_})) {
       return absl::UnavailableError(
           absl::StrCat("worker '", lines[i]->worker(), "' is not connected"));
     }

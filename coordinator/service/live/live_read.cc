@@ -128,7 +128,7 @@ absl::Status LiveRead::OpenLines(const JobView& view) {
 }
 
 absl::StatusOr<v1::LiveEvent> LiveRead::Await(LiveLine* line, v1::LiveEvent::EventCase kind,
-                                                absl::Duration timeout) {
+                                              absl::Duration timeout) {
   ASSIGN_OR_RETURN(v1::LiveEvent event,
                    line->Next(SteadyNow() + timeout, [this] { return Cancelled(); }));
   if (event.event_case() == kind) return event;

@@ -104,8 +104,8 @@ absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_generation) const
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
   if (wanted_generation != 0 && view.generation.value() != wanted_generation) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(what, " has generation ", view.generation.value(), ", not ", wanted_generation));
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, " has generation ", view.generation.value(), ", not ", wanted_generation));
   }
   RETURN_IF_ERROR(CheckNotOver(job_, view.status));
   if (!view.status.bound) {
@@ -146,7 +146,8 @@ absl::Status LiveWriter::OpenLines() {
   }
   for (const Worker& worker : workers_) {
     hub_->Expect(session_, worker.line);
-    if (!host_->SendCommand(WorkerId(worker.line->worker()), StagePut{job_, generation_, session_})) {
+    if (!host_->SendCommand(WorkerId(worker.line->worker()),
+                            StagePut{job_, generation_, session_})) {
       return absl::UnavailableError(absl::StrCat("worker '", worker.line->worker(),
                                                  "' is not connected; nothing was changed"));
     }

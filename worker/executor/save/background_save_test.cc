@@ -64,8 +64,8 @@ class BackgroundSaveTest : public testing::Test {
     return saved;
   }
   absl::Status Start() {
-    return save_->Start(communicator_.get(), [](const v1::SaveRequest&, const absl::Status&,
-                                                const absl::Status&, const v1::SaveReply&) {});
+    return save_->Start(communicator_.get(),
+                        [](const v1::SaveRequest&, const absl::Status&, const v1::SaveReply&) {});
   }
 
   std::string folder_;

@@ -42,29 +42,18 @@ class CheckpointSave {
         has_state_(HasStates(memory.layout, state.progress)),
         control_(control) {}
 
-  absl::Status Run(absl::Status* outcome) {
-    std::vector<NamedTensorInfo> buffers;
+  absl::Status Run() {
+    ASSIGN_OR_RETURN(const auto buffers, ShareBuffers(request_, &communicator_));
     // Each AgreeOn is a point that every rank must reach, with whatever error it has.
-    RETURN_IF_ERROR(ShareBuffers(request_, &communicator_, &buffers, outcome));
-    if (outcome->ok()) *outcome = Plan(buffers);
-    // One rank creates, all write: the files have their size before anybody writes.
-    if (outcome->ok() && leads_) *outcome = CreateFiles();
-    if (outcome->ok() && leads_) *outcome = FaultPoint("save.created");
-    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
-    *outcome = WriteOwn();
+    RETURN_IF_ERROR(AgreeOn("save", Begin(buffers), &communicator_));
     // After this no rank writes any more.
-    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(AgreeOn("save", WriteOwn(), &communicator_));
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
     // The last time: from here on it is published. What was taken after the epoch had ended means
     // nothing, and ends here.
-    *outcome = CheckGoesOn(control_);
-    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(AgreeOn("save", CheckGoesOn(control_), &communicator_));
     // A folder with a name must be complete, so its name comes last.
-    if (leads_) *outcome = Publish(sums);
-    return AgreeOn("save", outcome, &communicator_);
+    return AgreeOn("save", leads_ ? Publish(sums) : absl::OkStatus(), &communicator_);
   }
 
   std::vector<std::string> TakeRemoved() { return std::move(removed_); }
@@ -77,10 +66,14 @@ class CheckpointSave {
  private:
   std::string PathOf(absl::string_view file) const { return absl::StrCat(folder_, "/", file); }
 
-  absl::Status Plan(const std::vector<NamedTensorInfo>& buffers) {
+  absl::Status Begin(const google::protobuf::RepeatedPtrField<v1::NamedTensor>& shared) {
+    ASSIGN_OR_RETURN(const std::vector<NamedTensorInfo> buffers, InfosOf(shared));
     ASSIGN_OR_RETURN(plan_, PlanCheckpoint(memory_.layout, memory_.config, state_.progress, buffers,
                                            request_.max_file_bytes()));
-    return absl::OkStatus();
+    // One rank creates, all write: the files have their size before anybody writes.
+    if (!leads_) return absl::OkStatus();
+    RETURN_IF_ERROR(CreateFiles());
+    return FaultPoint("save.created");
   }
 
   absl::Status CreateFiles() {
@@ -271,12 +264,11 @@ std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& p
 
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
                             const StateToSave& state, Communicator* communicator,
-                            const SaveControl& control, v1::SaveReply* reply,
-                            absl::Status* outcome) {
+                            const SaveControl& control, v1::SaveReply* reply) {
   CheckpointSave save(request, memory, state, communicator, control);
-  const absl::Status status = save.Run(outcome);
+  const absl::Status status = save.Run();
   // On every rank, though only rank 0 made anything.
-  if (!status.ok() || !outcome->ok()) save.Undo();
+  if (!status.ok()) save.Undo();
   reply->set_written_bytes(save.written_bytes());
   for (const std::string& path : save.TakeRemoved()) reply->add_removed(PrintableUtf8(path));
   return status;

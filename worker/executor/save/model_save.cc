@@ -52,8 +52,9 @@ absl::StatusOr<ModelFilesPlan> PlanFiles(const v1::SaveRequest& request, const M
 }
 
 absl::StatusOr<Target> TargetOf(const v1::SaveRequest& request, const ModelLayout& layout,
-                                const std::vector<NamedTensorInfo>& buffers) {
+                                const google::protobuf::RepeatedPtrField<v1::NamedTensor>& shared) {
   Target target;
+  ASSIGN_OR_RETURN(const std::vector<NamedTensorInfo> buffers, InfosOf(shared));
   target.is_folder = request.max_file_bytes() > 0;
   target.path = request.path();
   const size_t slash = target.path.rfind('/');
@@ -103,24 +104,17 @@ absl::Status Publish(const Target& target, const std::optional<FolderIdentity>& 
 absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& layout,
                              const std::vector<ShardSegment>& segments, const SavedState& state,
                              Communicator* communicator, const std::atomic<bool>* stopped,
-                             int64_t direct_write_bytes, std::optional<FolderIdentity>* made,
-                             absl::Status* outcome) {
+                             int64_t direct_write_bytes, std::optional<FolderIdentity>* made) {
   const bool leads = communicator->rank() == 0;
-  std::vector<NamedTensorInfo> buffers;
-  *outcome = absl::OkStatus();
-  RETURN_IF_ERROR(ShareBuffers(request, communicator, &buffers, outcome));
-  const absl::StatusOr<Target> target =
-      outcome->ok() ? TargetOf(request, layout, buffers) : *outcome;
-  *outcome = target.status();
-  if (outcome->ok() && leads) *outcome = Begin(*target, made);
-  RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
-  if (!outcome->ok()) return absl::OkStatus();
-  *outcome = WriteOwn(*target, leads ? request : v1::SaveRequest(), layout, segments, state,
-                      *stopped, direct_write_bytes);
-  RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
-  if (!outcome->ok()) return absl::OkStatus();
-  if (leads) *outcome = Publish(*target, *made);
-  return AgreeOn("save", outcome, communicator);
+  ASSIGN_OR_RETURN(const auto buffers, ShareBuffers(request, communicator));
+  const absl::StatusOr<Target> target = TargetOf(request, layout, buffers);
+  absl::Status own = target.status();
+  if (own.ok() && leads) own = Begin(*target, made);
+  RETURN_IF_ERROR(AgreeOn("save", own, communicator));
+  own = WriteOwn(*target, leads ? request : v1::SaveRequest(), layout, segments, state, *stopped,
+                 direct_write_bytes);
+  RETURN_IF_ERROR(AgreeOn("save", own, communicator));
+  return AgreeOn("save", leads ? Publish(*target, *made) : absl::OkStatus(), communicator);
 }
 
 }  // namespace
@@ -128,12 +122,12 @@ absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& 
 absl::Status SaveModel(const v1::SaveRequest& request, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, const SavedState& state,
                        Communicator* communicator, const std::atomic<bool>* stopped,
-                       int64_t direct_write_bytes, absl::Status* outcome) {
+                       int64_t direct_write_bytes) {
   std::optional<FolderIdentity> made;
   const absl::Status status = WriteAndPublish(request, layout, segments, state, communicator,
-                                              stopped, direct_write_bytes, &made, outcome);
+                                              stopped, direct_write_bytes, &made);
   // Only the rank that creates removes.
-  if (communicator->rank() != 0 || (status.ok() && outcome->ok())) return status;
+  if (communicator->rank() != 0 || status.ok()) return status;
   if (request.max_file_bytes() > 0) {
     DiscardFolder(request.path(), made);
   } else {

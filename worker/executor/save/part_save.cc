@@ -22,6 +22,7 @@
 #include "checkpoint/safetensors/model_file.h"
 #include "checkpoint/storage/direct_writes.h"
 #include "checkpoint/storage/storage_of.h"
+#include "worker/engine/agreed_error.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/save/checkpoint_plan.h"
 #include "worker/executor/save/checkpoint_slices.h"
@@ -54,24 +55,17 @@ class PartSave {
         folder_(PartialFolder(path_)),
         has_state_(HasStates(memory.layout, state.progress)) {}
 
-  absl::Status Run(absl::Status* outcome) {
-    std::vector<NamedTensorInfo> buffers;
-    RETURN_IF_ERROR(ShareBuffers(request_, &communicator_, &buffers, outcome));
-    // Also where this rank has failed already: the others wait in the broadcast.
+  absl::Status Run() {
+    ASSIGN_OR_RETURN(const auto buffers, ShareBuffers(request_, &communicator_));
     ASSIGN_OR_RETURN(save_id_, AgreeOnSaveId(&communicator_));
-    if (outcome->ok()) *outcome = Begin(buffers);
-    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(AgreeOn("save", Begin(buffers), &communicator_));
     RETURN_IF_ERROR(AddUpSizes());
-    *outcome = Write();
-    // The last look at the flags before names change.
-    if (outcome->ok())
-      *outcome = CheckGoesOn(control_);  // The last time; as in checkpoint_save.cc.
-    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
+    absl::Status own = Write();
+    // The last look at the flags before names change; as in checkpoint_save.cc.
+    if (own.ok()) own = CheckGoesOn(control_);
+    RETURN_IF_ERROR(AgreeOn("save", own, &communicator_));
     // Each rank names its own part. If one fails, all undo theirs.
-    *outcome = Name();
-    return AgreeOn("save", outcome, &communicator_);
+    return AgreeOn("save", Name(), &communicator_);
   }
 
   // Nothing of this save is left, and what had the name has it again. `together`: all ranks do
@@ -80,9 +74,10 @@ class PartSave {
     // What had the name comes back.
     if (is_named_) UnnameFolder(path_, replaced_.has_value());
     DiscardFolder(path_, made_);
-    absl::Status undone, agreed;
+    absl::Status agreed;
     // Before the folder goes: peers' parts are in it.
-    if (together) agreed = AgreeOn("save", &undone, &communicator_);  // Theirs are gone too.
+    if (together)
+      agreed = AgreeOn("save", absl::OkStatus(), &communicator_);  // Theirs are gone too.
     // Not empty, or another's by now: it stays.
     if (made_folder_) (void)storage_->RemoveEmptyFolder(request_.path());
     return agreed;
@@ -119,7 +114,8 @@ class PartSave {
         "': parts of another step are not replaced, so each save needs a path of its own"));
   }
 
-  absl::Status Begin(const std::vector<NamedTensorInfo>& buffers) {
+  absl::Status Begin(const google::protobuf::RepeatedPtrField<v1::NamedTensor>& shared) {
+    ASSIGN_OR_RETURN(const std::vector<NamedTensorInfo> buffers, InfosOf(shared));
     ASSIGN_OR_RETURN(plan_, PlanCheckpoint(memory_.layout, memory_.config, state_.progress, buffers,
                                            /*max_file_bytes=*/0));
     Collect(buffers);
@@ -288,16 +284,16 @@ std::string PartPath(const v1::SaveRequest& request, Rank rank) {
 
 absl::Status SaveParts(const v1::SaveRequest& request, const ExecutorMemory& memory,
                        const StateToSave& state, Communicator* communicator,
-                       const SaveControl& control, v1::SaveReply* reply, absl::Status* outcome) {
+                       const SaveControl& control, v1::SaveReply* reply) {
   PartSave save(request, memory, state, communicator, control);
-  const absl::Status status = save.Run(outcome);
+  const absl::Status status = save.Run();
   reply->set_written_bytes(save.written_bytes());
-  if (!status.ok() || !outcome->ok()) {
-    const absl::Status undone = save.Undo(/*together=*/status.ok());
-    return status.ok() ? undone : status;
+  if (status.ok()) {
+    save.Finish();
+    return status;
   }
-  save.Finish();
-  return absl::OkStatus();
+  const absl::Status undone = save.Undo(/*together=*/IsAgreed(status));
+  return undone.ok() ? status : undone;
 }
 
 }  // namespace tessera

@@ -39,23 +39,27 @@ class Search {
         looks_(request.in_parts() || communicator->rank() == 0),
         path_(request.in_parts() ? PartPath(request, memory.rank) : request.path()) {}
 
-  absl::Status Run(PriorAttempt* made, absl::Status* outcome) {
+  absl::StatusOr<PriorAttempt> Run() {
+    PriorAttempt made;
     Found own;
     if (request_.request_number() != 0) {
-      RETURN_IF_ERROR(Name(&made->request));
+      RETURN_IF_ERROR(Name(&made.request));
       // A save that may replace what is there is simply made again.
-      if (looks_ && (request_.no_overwrite() || request_.in_parts())) own = Look(made->request);
-      RETURN_IF_ERROR(Compare(own, made));
+      if (looks_ && (request_.no_overwrite() || request_.in_parts())) own = Look(made.request);
+      RETURN_IF_ERROR(Compare(own, &made));
     }
-    if (made->is_made) {
-      if (looks_) *outcome = Finish(&made->reply);
-      return AgreeOn("save", outcome, &communicator_);
+    absl::Status found;
+    if (made.is_made) {
+      if (looks_) found = Finish(&made.reply);
+    } else if (!request_.no_overwrite()) {
+      return made;
+    } else if (looks_ && own.is_own == 0) {
+      // The rank that creates the files checks, so that all learn of it before anything is written.
+      // A part that an earlier attempt left does not count.
+      found = CheckNoCheckpointAt(path_);
     }
-    if (!request_.no_overwrite()) return absl::OkStatus();
-    // The rank that creates the files checks, so that all learn of it before anything is written. A
-    // part that an earlier attempt left does not count.
-    if (looks_ && own.is_own == 0) *outcome = CheckNoCheckpointAt(path_);
-    return AgreeOn("save", outcome, &communicator_);
+    RETURN_IF_ERROR(AgreeOn("save", found, &communicator_));
+    return made;
   }
 
  private:
@@ -134,10 +138,11 @@ class Search {
 
 }  // namespace
 
-absl::Status FindPriorAttempt(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                          Communicator* communicator, PriorAttempt* made, absl::Status* outcome) {
-  if (!request.is_checkpoint()) return absl::OkStatus();
-  return Search(request, memory, communicator).Run(made, outcome);
+absl::StatusOr<PriorAttempt> FindPriorAttempt(const v1::SaveRequest& request,
+                                              const ExecutorMemory& memory,
+                                              Communicator* communicator) {
+  if (!request.is_checkpoint()) return PriorAttempt();
+  return Search(request, memory, communicator).Run();
 }
 
 }  // namespace tessera

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/executor/executor_memory.h"
@@ -29,11 +29,12 @@ struct PriorAttempt {
 
 // `request`: checked, and the same on all ranks but for what is each one's own. What was made of a
 // request that permits replacing is not looked for, but for parts, which a later step's may not
-// replace. `made` and `outcome` become the same on every rank; but of older checkpoints that are
-// removed rank 0 alone tells. Errors as `outcome`: AlreadyExists  as v1::SaveRequest::no_overwrite;
-// the storage's. Errors: the communicator's; `outcome` means nothing then.
-absl::Status FindPriorAttempt(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                          Communicator* communicator, PriorAttempt* made, absl::Status* outcome);
+// replace. Every rank finds the same; but of older checkpoints that are removed rank 0 alone tells.
+// Errors: agreed ones (agreed_error.h): AlreadyExists  as v1::SaveSpec::no_overwrite; the storage's;
+// the communicator's.
+absl::StatusOr<PriorAttempt> FindPriorAttempt(const v1::SaveRequest& request,
+                                              const ExecutorMemory& memory,
+                                              Communicator* communicator);
 
 }  // namespace tessera
 

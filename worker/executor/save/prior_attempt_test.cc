@@ -19,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/shm/shm_test_group.h"
+#include "worker/engine/agreed_error.h"
 #include "worker/executor/save/checkpoint_save.h"
 #include "worker/executor/save/part_save.h"
 
@@ -81,7 +82,10 @@ class PriorAttemptTest : public testing::Test {
     OnBoth([&](const RankContext& context) -> absl::Status {
       ASSIGN_OR_RETURN(const ExecutorMemory memory, MemoryOf(context.comm->rank()));
       Told& own = told[context.comm->rank()];
-      return FindPriorAttempt(Request(), memory, context.comm, &own.made, &own.outcome);
+      absl::StatusOr<PriorAttempt> prior = FindPriorAttempt(Request(), memory, context.comm);
+      own.outcome = prior.status();
+      if (prior.ok()) own.made = *std::move(prior);
+      return IsAgreed(own.outcome) ? absl::OkStatus() : own.outcome;
     });
     return told;
   }
@@ -102,10 +106,7 @@ class PriorAttemptTest : public testing::Test {
       SaveControl control;
       control.asked_for = request;
       v1::SaveReply reply;
-      absl::Status outcome;
-      RETURN_IF_ERROR(
-          SaveParts(Request(), memory, InMemory(state), context.comm, control, &reply, &outcome));
-      return outcome;
+      return SaveParts(Request(), memory, InMemory(state), context.comm, control, &reply);
     });
   }
   void ExpectMade(int64_t step) const {

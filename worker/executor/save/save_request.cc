@@ -65,21 +65,21 @@ absl::Status CheckSaveRequest(const v1::SaveRequest& request) {
   return CheckParts(request);
 }
 
-absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* communicator,
-                             absl::Status* outcome) {
+absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* communicator) {
   // Parts may be at another path on each node.
   const uint64_t path = request.in_parts() ? 0 : Crc32(request.path());
-  return CompareRequestParts("save",
-                             {{"whether it is a checkpoint", request.is_checkpoint()},
-                              {"what asked for it", static_cast<uint64_t>(request.request_number())},
-                              {"whether it is in the background", request.in_background()},
-                              {"whether it is in parts", request.in_parts()},
-                              {"the path", path},
-                              {"max_file_bytes", static_cast<uint64_t>(request.max_file_bytes())},
-                              {"the dtype", static_cast<uint64_t>(request.save_dtype())},
-                              {"whether replicas are saved", request.with_replicas()},
-                              {"whether one is replaced", request.no_overwrite()}},
-                             communicator, outcome);
+  return CompareRequestParts(
+      "save",
+      {{"whether it is a checkpoint", request.is_checkpoint()},
+       {"what asked for it", static_cast<uint64_t>(request.request_number())},
+       {"whether it is in the background", request.in_background()},
+       {"whether it is in parts", request.in_parts()},
+       {"the path", path},
+       {"max_file_bytes", static_cast<uint64_t>(request.max_file_bytes())},
+       {"the dtype", static_cast<uint64_t>(request.save_dtype())},
+       {"whether replicas are saved", request.with_replicas()},
+       {"whether one is replaced", request.no_overwrite()}},
+      communicator);
 }
 
 absl::StatusOr<NamedTensorInfo> InfoOf(const v1::NamedTensor& tensor) {
@@ -102,8 +102,8 @@ absl::StatusOr<std::vector<NamedTensorInfo>> InfosOf(
   return infos;
 }
 
-absl::Status ShareBuffers(const v1::SaveRequest& request, Communicator* communicator,
-                          std::vector<NamedTensorInfo>* buffers, absl::Status* outcome) {
+absl::StatusOr<google::protobuf::RepeatedPtrField<v1::NamedTensor>> ShareBuffers(
+    const v1::SaveRequest& request, Communicator* communicator) {
   v1::SaveRequest specs;
   for (const v1::NamedTensor& buffer : request.buffers()) {
     // Names and shapes alone. Only rank 0 writes the values.
@@ -120,10 +120,7 @@ absl::Status ShareBuffers(const v1::SaveRequest& request, Communicator* communic
   v1::SaveRequest shared;
   // Rank 0 made the bytes, so this is no mistake of the trainer.
   if (!shared.ParseFromString(bytes)) return absl::InternalError("rank 0's buffers are malformed");
-  absl::StatusOr<std::vector<NamedTensorInfo>> infos = InfosOf(shared.buffers());
-  *outcome = infos.status();
-  if (infos.ok()) *buffers = *std::move(infos);
-  return absl::OkStatus();
+  return std::move(*shared.mutable_buffers());
 }
 
 }  // namespace tessera

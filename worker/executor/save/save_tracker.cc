@@ -6,6 +6,7 @@
 #include "absl/strings/string_view.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
+#include "worker/engine/agreed_error.h"
 
 namespace tessera {
 namespace {
@@ -74,8 +75,8 @@ absl::Status SaveTracker::Fill(v1::SaveRequest* request, std::string* root) {
   return absl::OkStatus();
 }
 
-v1::SaveReport SaveTracker::ReportLocked(v1::SaveReport::Phase phase, const v1::SaveRequest& request,
-                                      int64_t step) const {
+v1::SaveReport SaveTracker::ReportLocked(v1::SaveReport::Phase phase,
+                                         const v1::SaveRequest& request, int64_t step) const {
   v1::SaveReport report;
   report.set_ordinal(ordinal_);
   report.set_number(request.request_number());
@@ -111,16 +112,16 @@ void SaveTracker::Wrote(int64_t bytes) {
   send_(progress_);
 }
 
-void SaveTracker::End(const v1::SaveRequest& request, int64_t step, const absl::Status& agreed,
-                   const absl::Status& outcome, const v1::SaveReply& reply) {
+void SaveTracker::End(const v1::SaveRequest& request, int64_t step, const absl::Status& outcome,
+                      const v1::SaveReply& reply) {
   absl::MutexLock lock(&mu_);
   under_way_ = false;
   request_under_way_ = 0;
   if (!request.is_checkpoint()) return;
   v1::SaveReport report = ReportLocked(v1::SaveReport::ENDED, request, step);
-  // What the others have of it is not known then.
   // Aborted tells the coordinator to try again: the ranks do not know together how it ended.
-  const absl::Status end = agreed.ok() ? outcome : absl::AbortedError(agreed.message());
+  const absl::Status end =
+      outcome.ok() || IsAgreed(outcome) ? outcome : absl::AbortedError(outcome.message());
   report.set_code(end.raw_code());
   report.set_message(Told(end.message()));
   report.set_took_ms(absl::ToInt64Milliseconds(SteadyNow() - began_at_));

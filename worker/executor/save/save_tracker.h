@@ -41,10 +41,10 @@ class SaveTracker {
   // All ranks agree that it is to be made, of `step`; this rank has so much to write.
   void Begin(const v1::SaveRequest& request, int64_t step, int64_t all_bytes);
   void Wrote(int64_t bytes);
-  // `agreed`: not OK where the ranks could not agree on an outcome. May follow Next alone. Only
-  // checkpoints are reported.
-  void End(const v1::SaveRequest& request, int64_t step, const absl::Status& agreed,
-           const absl::Status& outcome, const v1::SaveReply& reply);
+  // `outcome`: OK or an agreed error (agreed_error.h), or why the ranks could not agree. May follow
+  // Next alone. Only checkpoints are reported.
+  void End(const v1::SaveRequest& request, int64_t step, const absl::Status& outcome,
+           const v1::SaveReply& reply);
 
   // Makes cancelled() true until the next save.
   void Cancel() { cancelled_.store(true); }

@@ -7,6 +7,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/engine/agreed_error.h"
 
 namespace tessera {
 namespace {
@@ -30,12 +31,12 @@ class SaveTrackerTest : public testing::Test {
     return request;
   }
   // A save of this request, or of the trainers, that ends so.
-  void Save(int64_t number, const absl::Status& agreed, const absl::Status& outcome) {
+  void Save(int64_t number, const absl::Status& outcome) {
     v1::SaveRequest request = RequestFor(number);
     tracker_.Next();
     ASSERT_OK(tracker_.Fill(&request, &root_));
     tracker_.Begin(request, 5, 100);
-    tracker_.End(request, 5, agreed, outcome, v1::SaveReply());
+    tracker_.End(request, 5, outcome, v1::SaveReply());
   }
 
   std::vector<v1::SaveReport> told_;
@@ -51,9 +52,9 @@ TEST_F(SaveTrackerTest, RequestIsWantedUntilItHasEndedAndNotWhileAnotherIsUnderW
   tracker_.Next();
   ASSERT_OK(tracker_.Fill(&own, &root_));
   EXPECT_EQ(tracker_.wanted(), 0);
-  tracker_.End(own, 4, absl::OkStatus(), absl::OkStatus(), v1::SaveReply());
+  tracker_.End(own, 4, absl::OkStatus(), v1::SaveReply());
   EXPECT_EQ(tracker_.wanted(), 3);
-  Save(3, absl::OkStatus(), absl::NotFoundError("no such folder"));
+  Save(3, AsAgreed(absl::NotFoundError("no such folder")));
   EXPECT_EQ(tracker_.wanted(), 0);
   Want(3);
   EXPECT_EQ(tracker_.wanted(), 0) << "the coordinator has not heard yet";
@@ -67,14 +68,14 @@ TEST_F(SaveTrackerTest, OfWhatIsNoCheckpointNothingIsToldAndTheRequestIsWantedAf
   tracker_.Next();
   ASSERT_OK(tracker_.Fill(&model, &root_));
   EXPECT_EQ(tracker_.wanted(), 0);
-  tracker_.End(model, 4, absl::OkStatus(), absl::OkStatus(), v1::SaveReply());
+  tracker_.End(model, 4, absl::OkStatus(), v1::SaveReply());
   EXPECT_EQ(tracker_.wanted(), 3);
   EXPECT_TRUE(told_.empty());
 }
 
 TEST_F(SaveTrackerTest, RequestOfAnEpochThatEndedIsWantedAgain) {
   Want(3);
-  Save(3, absl::UnavailableError("a peer is gone"), absl::OkStatus());
+  Save(3, absl::UnavailableError("a peer is gone"));
   EXPECT_EQ(told_.back().code(), static_cast<int>(absl::StatusCode::kAborted));
   EXPECT_EQ(tracker_.wanted(), 3);
 }
@@ -87,13 +88,14 @@ TEST_F(SaveTrackerTest, FillsInWhatIsWantedAndRefusesWhatIsNotAnyMore) {
   EXPECT_EQ(request.path(), "/wanted");
   EXPECT_EQ(request.keep_newest(), 2);
   EXPECT_TRUE(request.in_background());
-  tracker_.End(request, 5, absl::OkStatus(), absl::OkStatus(), v1::SaveReply());
+  tracker_.End(request, 5, absl::OkStatus(), v1::SaveReply());
   Want(4, /*cancelled=*/true);
   EXPECT_EQ(tracker_.wanted(), 0);
   for (const int64_t gone : {2, 4, 5}) {
     request = RequestFor(gone);
     tracker_.Next();
-    EXPECT_THAT(tracker_.Fill(&request, &root_), StatusIs(absl::StatusCode::kCancelled, testing::_));
+    EXPECT_THAT(tracker_.Fill(&request, &root_),
+                StatusIs(absl::StatusCode::kCancelled, testing::_));
   }
 }
 
@@ -106,7 +108,7 @@ TEST_F(SaveTrackerTest, OneUnderWayIsCancelledByItsRequestAloneAndTheNextOneIsNo
   EXPECT_FALSE(tracker_.cancelled().load());
   Want(0);
   EXPECT_TRUE(tracker_.cancelled().load());
-  tracker_.End(request, 5, absl::OkStatus(), absl::CancelledError(""), v1::SaveReply());
+  tracker_.End(request, 5, AsAgreed(absl::CancelledError("")), v1::SaveReply());
   v1::SaveRequest own = RequestFor(0);
   tracker_.Next();
   ASSERT_OK(tracker_.Fill(&own, &root_));
@@ -129,7 +131,7 @@ TEST_F(SaveTrackerTest, TellsNowAndThenHowFarItIsAndHowItEnded) {
   reply.set_written_bytes(2000);
   for (int i = 0; i < 20; ++i) reply.add_removed(absl::StrCat("/old-", i));
   told_.clear();
-  tracker_.End(request, 5, absl::OkStatus(), absl::OkStatus(), reply);
+  tracker_.End(request, 5, absl::OkStatus(), reply);
   ASSERT_EQ(told_.size(), 3) << "eight paths at once";
   EXPECT_EQ(told_[2].removed_size(), 4);
   EXPECT_EQ(told_[0].form().path(), "/own");
