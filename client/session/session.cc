@@ -195,7 +195,7 @@ absl::Status Session::DropGradients(int unit) { return state_->slots.Drop(unit);
 
 absl::Status Session::Save(const std::string& path) {
   v1::SaveRequest request;
-  SetPath(path, &request);
+  SetSpec({SaveContent::kModel, path, /*options=*/{}, /*root=*/""}, &request);
   AddTrainerTensors(this, &request);
   return StateAccess(this).Call(OpKind::kSave, request.SerializeAsString()).status();
 }

@@ -131,7 +131,6 @@ void StateAccess::SaveWanted() {
     bytes = session_->state().wanted_save_request(number);
   } else {
     v1::SaveRequest request;
-    request.set_is_checkpoint(true);
     request.set_request_number(number);
     AddTrainerTensors(session_, &request);
     bytes = request.SerializeAsString();

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/storage/storage_path.h"
 #include "client/session/state_access.h"
+#include "job/save_spec_codec.h"
 
 namespace tessera {
 
@@ -48,12 +49,12 @@ void AddTrainerTensors(Session* session, v1::SaveRequest* request) {
   }
 }
 
-void SetPath(const std::string& path, v1::SaveRequest* request) {
-  if (const absl::Status status = PlainPath(path).status(); status.ok()) {
-    request->set_path(path);
-  } else {
+void SetSpec(SaveSpec spec, v1::SaveRequest* request) {
+  if (const absl::Status status = PlainPath(spec.path).status(); !status.ok()) {
+    spec.path.clear();  // It may not fit into a message.
     request->set_refusal(std::string(status.message()));
   }
+  *request->mutable_spec() = EncodeSaveSpec(spec);
 }
 
 void AddTrainerTensors(Session* session, v1::LoadRequest* request) {

@@ -27,7 +27,7 @@ namespace tessera {
 //         FailedPrecondition  within RunStep, or in forward or backward; others  SaveCheckpoint.
 absl::Status SaveModelCheckpoint(ShardedModel* model, const std::string& path,
                                  const std::string& trainer_state = "",
-                                 const SaveCheckpointOptions& options = {});
+                                 const SaveOptions& options = {});
 
 // As OnSaveRequest, for a model. `trainer_state`, if not null, gives the rank's own bytes.
 void OnModelSaveRequest(

@@ -53,7 +53,7 @@ absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own);
 // in TakeOptimState then, and wait for this one's call.
 absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const std::string& path,
                                  const std::string& trainer_state = "",
-                                 const SaveCheckpointOptions& options = {});
+                                 const SaveOptions& options = {});
 absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(
     ShardedModel* model, ShardOptimizer* own, const std::string& path,
     const LoadModelCheckpointOptions& options = {});

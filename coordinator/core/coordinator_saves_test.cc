@@ -70,7 +70,7 @@ class CoordinatorSavesTest : public ::testing::Test {
   absl::StatusOr<SaveView> Request(const std::string& id, const std::string& path,
                                    absl::Duration expires_in = absl::InfiniteDuration()) {
     RequestSaveEvent event = {id, kJob, {}, expires_in};
-    event.form.path = path;
+    event.spec.path = path;
     return Run([&](Effects* e) { return core_.RequestSave(event, now_, e); });
   }
   absl::StatusOr<SaveView> Cancel(int64_t number) {
@@ -85,7 +85,7 @@ class CoordinatorSavesTest : public ::testing::Test {
     report.rank = Rank(rank);
     report.ordinal = ordinal;
     report.number = number;
-    report.form.path = path;
+    report.spec.path = path;
     report.phase = phase;
     report.step = Step(7);
     report.size_bytes = 100;
@@ -130,7 +130,7 @@ TEST_F(CoordinatorSavesTest, RequestsAreWantedOneAfterTheOtherAndEndAsTheRanksSa
   Beat(/*attached=*/true);
   ASSERT_OK_AND_ASSIGN(const SaveView first, Request("a", "/a"));
   EXPECT_EQ(Wanted().number, 1);
-  EXPECT_EQ(Wanted().form.path, "/a");
+  EXPECT_EQ(Wanted().spec.path, "/a");
   ASSERT_OK_AND_ASSIGN(const SaveView second, Request("b", "/b"));
   EXPECT_EQ(Wanted().number, 1);
   EXPECT_THAT(second.waits_for, HasSubstr("save 1"));
@@ -190,7 +190,7 @@ TEST_F(CoordinatorSavesTest, RequestSurvivesARestartAndGoesToWhoeverConnects) {
   Restart();
   ASSERT_OK(Run([&](Effects* e) { return core_.Connect(kWorker, now_, e); }));
   EXPECT_EQ(Wanted().number, 1);
-  EXPECT_EQ(Wanted().form.path, "/a");
+  EXPECT_EQ(Wanted().spec.path, "/a");
   ASSERT_OK(Tell(Report(SaveReport::Phase::kEnded, 1, 1, 1, "/a")));
   Restart();
   EXPECT_EQ(Get(1).state, SaveState::kEnded);
@@ -268,7 +268,7 @@ TEST_F(CoordinatorSavesTest, TrainersOwnSavesAreKnownOnceEachAlsoAfterARestart) 
   ASSERT_OK(Tell(second)) << "a worker tells again what it told";
   ASSERT_OK_AND_ASSIGN(const std::vector<SaveView> saves, core_.ListSaves(kJob));
   ASSERT_EQ(saves.size(), 2);
-  EXPECT_EQ(saves[0].save.form.path, "/s2");
+  EXPECT_EQ(saves[0].save.spec.path, "/s2");
   EXPECT_EQ(saves[0].save.fate, SaveFate::kKept);
   EXPECT_EQ(saves[1].save.fate, SaveFate::kRemoved);
 }
@@ -308,8 +308,8 @@ TEST_F(CoordinatorSavesTest, NewestAreKeptAndTheRestForgotten) {
   Restart();
   ASSERT_OK_AND_ASSIGN(const std::vector<SaveView> saves, core_.ListSaves(kJob));
   ASSERT_EQ(saves.size(), SaveLog::kMaxEnded);
-  EXPECT_EQ(saves.front().save.form.path, absl::StrCat("/s", kSaves));
-  EXPECT_EQ(saves.back().save.form.path, "/s4");
+  EXPECT_EQ(saves.front().save.spec.path, absl::StrCat("/s", kSaves));
+  EXPECT_EQ(saves.back().save.spec.path, "/s4");
 }
 
 TEST_F(CoordinatorSavesTest, DeletedJobHasNoneAndReportsOfItAreIgnored) {

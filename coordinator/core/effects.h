@@ -68,7 +68,7 @@ struct WantSave {  // To be made after the job's next step.
   JobId job;
   Generation generation;
   int64_t number = 0;  // 0: no save is requested.
-  SaveForm form;
+  SaveSpec spec;
   bool cancelled = false;  // It is in progress and should stop.
 };
 using Command = std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob,

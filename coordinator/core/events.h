@@ -31,7 +31,7 @@ struct DeleteJobEvent {
 struct RequestSaveEvent {
   std::string request_id;
   JobId job;
-  SaveForm form;
+  SaveSpec spec;
   absl::Duration expires_in = absl::InfiniteDuration();
 };
 
@@ -105,7 +105,7 @@ struct SaveReport {
   Rank rank;
   int64_t ordinal = 0;  // Which of the epoch's saves.
   int64_t number = 0;   // Of the request; 0: the trainers decided to save.
-  SaveForm form;
+  SaveSpec spec;
   Phase phase = Phase::kBegun;
   Step step;  // As trainers count.
   int64_t written_bytes = 0, all_bytes = 0;

@@ -86,7 +86,7 @@ void JobSaves::SendRequest(const JobId& id, const std::set<WorkerId>& workers,
   WantSave want{id, job.generation, 0, {}, false};
   if (const Save* head = job.saves().Head(); head != nullptr) {
     want.number = head->number;
-    want.form = head->form;
+    want.spec = head->spec;
     want.cancelled = head->cancelled;
   }
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, want});
@@ -97,10 +97,10 @@ absl::StatusOr<SaveView> JobSaves::RequestSave(const RequestSaveEvent& event, ab
   const Job* job = state_->FindJob(event.job);
   if (job == nullptr) return NoSuchJob(event.job);
   if (const Save* known = job->saves().FindRequest(event.request_id); known != nullptr) {
-    if (known->form == event.form) return ViewSave(event.job, *job, *known);
+    if (known->spec == event.spec) return ViewSave(event.job, *job, *known);
     return absl::AlreadyExistsError(absl::StrCat("request id '", event.request_id,
                                                  "' was used for save ", known->number, " to '",
-                                                 known->form.path, "'"));
+                                                 known->spec.path, "'"));
   }
   RETURN_IF_ERROR(CheckNotOver(event.job, job->status));
   if (job->saves().pending().size() >= SaveLog::kMaxPending) {
@@ -112,7 +112,7 @@ absl::StatusOr<SaveView> JobSaves::RequestSave(const RequestSaveEvent& event, ab
   Save save;
   save.number = job->saves().NextNumber(state_->durable().cluster().first_save_number);
   save.request_id = event.request_id;
-  save.form = event.form;
+  save.spec = event.spec;
   save.requested_at = now;
   save.expires_at = now + event.expires_in;
   state_->Put(SaveRecord{event.job, save}, effects);
@@ -220,7 +220,7 @@ void JobSaves::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* ef
       save = *wanted;
     } else {
       save.number = job->saves().NextNumber(state_->durable().cluster().first_save_number);
-      save.form = report.form;
+      save.spec = report.spec;
     }
     save.step = report.step;
     save.epoch = report.epoch;

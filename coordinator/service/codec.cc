@@ -11,6 +11,7 @@
 #include "coordinator/service/save_codec.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
+#include "job/save_spec_codec.h"
 #include "job/worker_events.h"
 
 namespace tessera::coordinator {
@@ -208,7 +209,7 @@ void EncodeInto(const WantSave& want, v1::CoordinatorCommand* command) {
   save->set_job_id(want.job.value());
   save->set_generation(want.generation.value());
   save->set_number(want.number);
-  if (want.number != 0) *save->mutable_form() = EncodeSaveForm(want.form);
+  if (want.number != 0) *save->mutable_spec() = EncodeSaveSpec(want.spec);
   save->set_cancelled(want.cancelled);
 }
 

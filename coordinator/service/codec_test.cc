@@ -95,7 +95,7 @@ TEST(CodecTest, BadSaveRequestsAndReportsAreNamed) {
     v1::RequestSaveRequest request;
     request.set_request_id("r1");
     request.set_job_id("gpt");
-    request.mutable_form()->set_path("/c");
+    request.mutable_spec()->set_path("/c");
     EXPECT_OK(Decode(request));
     change(&request);
     EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr(what)));
@@ -103,17 +103,17 @@ TEST(CodecTest, BadSaveRequestsAndReportsAreNamed) {
   refused([](auto* r) { r->set_request_id(""); }, "request_id");
   refused([](auto* r) { r->set_job_id("No"); }, "job_id");
   for (const char* path : {"", "c", "/c/"})
-    refused([&](auto* r) { r->mutable_form()->set_path(path); }, "absolute path");
-  refused([](auto* r) { r->mutable_form()->set_path("/" + std::string(5000, 'c')); }, "5001 bytes");
-  refused([](auto* r) { r->mutable_form()->set_path("s3://bucket/c"); }, "no storage for s3://");
-  refused([](auto* r) { r->mutable_form()->set_path("file://host/c"); }, "absolute path");
-  refused([](auto* r) { r->mutable_form()->set_keep_newest(-1); }, "keep_newest -1");
-  refused([](auto* r) { r->mutable_form()->set_max_file_bytes(-1); }, "max_file_bytes -1");
-  refused([](auto* r) { r->mutable_form()->set_with_replicas(true); }, "with_replicas");
+    refused([&](auto* r) { r->mutable_spec()->set_path(path); }, "absolute path");
+  refused([](auto* r) { r->mutable_spec()->set_path("/" + std::string(5000, 'c')); }, "5001 bytes");
+  refused([](auto* r) { r->mutable_spec()->set_path("s3://bucket/c"); }, "no storage for s3://");
+  refused([](auto* r) { r->mutable_spec()->set_path("file://host/c"); }, "absolute path");
+  refused([](auto* r) { r->mutable_spec()->set_keep_newest(-1); }, "keep_newest -1");
+  refused([](auto* r) { r->mutable_spec()->set_max_file_bytes(-1); }, "max_file_bytes -1");
+  refused([](auto* r) { r->mutable_spec()->set_with_replicas(true); }, "with_replicas");
   refused(
       [](auto* r) {
-        r->mutable_form()->set_in_parts(true);
-        r->mutable_form()->set_keep_newest(1);
+        r->mutable_spec()->set_in_parts(true);
+        r->mutable_spec()->set_keep_newest(1);
       },
       "in_parts");
   refused([](auto* r) { r->set_expires_in_ms(-1); }, "expires_in_ms");
@@ -325,7 +325,12 @@ TEST(RecordCodecTest, SavesSurviveTheRoundTrip) {
   Save save;
   save.number = 12;
   save.request_id = "r/1";
-  save.form = {"/c/s", 3, 1 << 20, true, true, true};
+  save.spec.path = "/c/s";
+  save.spec.options.keep_newest = 3;
+  save.spec.options.max_file_bytes = 1 << 20;
+  save.spec.options.in_parts = save.spec.options.with_replicas = true;
+  save.spec.options.overwrite = false;
+  save.spec.root = "/c";
   save.state = SaveState::kEnded;
   save.requested_at = absl::FromUnixNanos(1001);
   save.expires_at = absl::FromUnixNanos(2002);
@@ -346,7 +351,7 @@ TEST(RecordCodecTest, SavesSurviveTheRoundTrip) {
   const Save& read = back.save;
   EXPECT_EQ(read.number, 12);
   EXPECT_EQ(read.request_id, save.request_id);
-  EXPECT_TRUE(read.form == save.form);
+  EXPECT_TRUE(read.spec == save.spec);
   EXPECT_EQ(read.state, save.state);
   EXPECT_EQ(read.requested_at, save.requested_at);
   EXPECT_EQ(read.expires_at, save.expires_at);

@@ -13,6 +13,7 @@
 #include "coordinator/core/order_validator.h"
 #include "coordinator/storage/records.pb.h"
 #include "job/job_codec.h"
+#include "job/save_spec_codec.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -55,14 +56,7 @@ journal::BootTime EncodeBootTime(absl::Time time, const JournalClock& clock) {
 journal::Save EncodeSave(const Save& save, const JournalClock& clock) {
   journal::Save encoded;
   encoded.set_request_id(save.request_id);
-  encoded.set_path(save.form.path);
-  encoded.set_keep_newest(save.form.keep_newest);
-  encoded.set_max_file_bytes(save.form.max_file_bytes);
-  encoded.set_in_parts(save.form.in_parts);
-  encoded.set_with_replicas(save.form.with_replicas);
-  encoded.set_in_foreground(save.form.in_foreground);
-  encoded.set_no_overwrite(save.form.no_overwrite);
-  encoded.set_root(save.form.root);
+  EncodeCheckpointSpec(save.spec, &encoded);
   encoded.set_state(static_cast<journal::Save::State>(save.state));
   encoded.set_requested_ns(absl::ToUnixNanos(save.requested_at + clock.wall_lead));
   if (save.expires_at != absl::InfiniteFuture()) {
@@ -293,9 +287,7 @@ absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key,
     return Unreadable(row, "its state or fate is unknown");
   }
   save.request_id = message.request_id();
-  save.form = {message.path(),         message.keep_newest(),   message.max_file_bytes(),
-               message.in_parts(),     message.with_replicas(), message.in_foreground(),
-               message.no_overwrite(), message.root()};
+  save.spec = DecodeCheckpointSpec(message);
   save.state = static_cast<SaveState>(message.state());
   save.requested_at = absl::FromUnixNanos(message.requested_ns()) - clock.wall_lead;
   if (message.expires_ns() != 0)

@@ -230,7 +230,7 @@ absl::Status CheckpointsService::RequestSave(ServedCall* call,
   const JobId job(request.job_id());
   const auto save = [&](const Gate::Caller& caller) -> absl::Status {
     ASSIGN_OR_RETURN(RequestSaveEvent event, Decode(request));
-    ASSIGN_OR_RETURN(event.form.root, gate_->rules().SaveRootOf(caller.identity, event.form.path));
+    ASSIGN_OR_RETURN(event.spec.root, gate_->rules().SaveRootOf(caller.identity, event.spec.path));
     return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
       RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), caller));
       ASSIGN_OR_RETURN(const SaveView view, core.RequestSave(event, now, effects));

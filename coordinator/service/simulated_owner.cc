@@ -154,7 +154,7 @@ void SimulatedOwner::ActOnSaves() {
   v1::RequestSaveRequest request;
   request.set_request_id(absl::StrCat(job_.job_id(), "/save/", ++num_saves_));
   request.set_job_id(job_.job_id());
-  request.mutable_form()->set_path(absl::StrCat("/saves/", dice_->Roll(4)));
+  request.mutable_spec()->set_path(absl::StrCat("/saves/", dice_->Roll(4)));
   if (dice_->OneIn(2)) request.set_expires_in_ms(1 + dice_->Roll(20'000));
   RequestSave(request);
   if (dice_->OneIn(4)) RequestSave(request);  // Its reply was lost.

@@ -78,7 +78,7 @@ v1::SaveReport SimulatedSaves::ReportOf(const SimulatedSave& save, int32_t rank,
   report.set_rank(rank);
   report.set_ordinal(save.ordinal);
   report.set_number(save.number);
-  report.mutable_form()->set_path(save.path);
+  report.mutable_spec()->set_path(save.path);
   report.set_phase(phase);
   report.set_step(save.step);
   report.set_all_bytes(8);

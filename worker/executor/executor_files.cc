@@ -64,19 +64,22 @@ absl::Status ExecutorFiles::CheckTrainersPath(const std::string& path) const {
 absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveRequest* request) {
   if (!request->ParseFromString(bytes)) {
     request->Clear();
+    // Saves of models are not reported, and what this was to save is not known.
+    request->mutable_spec()->set_is_model(true);
     return absl::InvalidArgumentError("the trainer's request is malformed");
   }
-  std::string root;
-  RETURN_IF_ERROR(tracker_.Fill(request, &root));
+  RETURN_IF_ERROR(tracker_.Fill(request));
   // Plain before it is compared or reported: ranks must mean the same folder.
   if (request->refusal().empty()) {
-    ASSIGN_OR_RETURN(*request->mutable_path(), PlainPath(request->path()));
+    ASSIGN_OR_RETURN(*request->mutable_spec()->mutable_path(), PlainPath(request->spec().path()));
   }
   RETURN_IF_ERROR(CheckSaveRequest(*request));
   // A requested save may go below its own root alone.
-  if (!root.empty()) return CheckBelow(request->path(), {root});
+  const std::string& root = request->spec().root();
+  if (!root.empty()) return CheckBelow(request->spec().path(), {root});
   // The coordinator has checked a request's path, as far as it can.
-  return request->request_number() != 0 ? absl::OkStatus() : CheckTrainersPath(request->path());
+  return request->request_number() != 0 ? absl::OkStatus()
+                                        : CheckTrainersPath(request->spec().path());
 }
 
 absl::StatusOr<PriorAttempt> ExecutorFiles::Prepare(const v1::SaveRequest& request,
@@ -111,7 +114,7 @@ absl::StatusOr<std::string> ExecutorFiles::Save(const std::string& request_bytes
     return prior->reply.SerializeAsString();
   }
   Begin(request, state.progress);
-  if (request.is_checkpoint() && request.in_background()) {
+  if (!request.spec().is_model() && !request.spec().in_foreground()) {
     RETURN_IF_ERROR(BeginInBackground(request, prior->request, state));
     return "";
   }
@@ -128,7 +131,7 @@ SaveControl ExecutorFiles::Control(const std::string& asked_for) {
 }
 
 void ExecutorFiles::Begin(const v1::SaveRequest& request, const TrainingProgress& progress) {
-  if (!request.is_checkpoint()) return;
+  if (request.spec().is_model()) return;
   int64_t all_bytes = 0;
   for (const CheckpointSlice& slice :
        SlicesToWrite(request, memory_, HasStates(memory_.layout, progress)))
@@ -138,10 +141,11 @@ void ExecutorFiles::Begin(const v1::SaveRequest& request, const TrainingProgress
 
 absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const std::string& asked_for,
                                     const SavedState& state, v1::SaveReply* reply) {
-  const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
+  const bool creates_file = request.spec().in_parts() || memory_.rank.value() == 0;
   // Told before anything is created, so that the supervisor can remove what a dead executor leaves.
   if (creates_file)
-    report_saving_(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
+    report_saving_(request.spec().in_parts() ? PartPath(request, memory_.rank)
+                                             : request.spec().path());
   const absl::Status outcome = Write(request, asked_for, state, reply);
   // Nothing unfinished is left from here on.
   if (creates_file) report_saving_("");
@@ -150,10 +154,10 @@ absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const std::s
 
 absl::Status ExecutorFiles::Write(const v1::SaveRequest& request, const std::string& asked_for,
                                   const SavedState& state, v1::SaveReply* reply) {
-  if (!request.is_checkpoint())
+  if (request.spec().is_model())
     return SaveModel(request, memory_.layout, OwnSegments(), state, communicator_, &stopped_,
                      direct_write_bytes_);
-  const auto save = request.in_parts() ? SaveParts : SaveCheckpoint;
+  const auto save = request.spec().in_parts() ? SaveParts : SaveCheckpoint;
   return save(request, memory_, InMemory(state), communicator_, Control(asked_for), reply);
 }
 
@@ -169,11 +173,11 @@ absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
     tracker_.End(request, step, prepared, {});
     return prepared;
   }
-  const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
+  const bool creates_file = request.spec().in_parts() || memory_.rank.value() == 0;
   const auto report = [this, creates_file](const std::string& path) {
     if (creates_file) report_saving_(path);
   };
-  report(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
+  report(request.spec().in_parts() ? PartPath(request, memory_.rank) : request.spec().path());
   const absl::Status started = background_.Start(
       communicator_, [this, report, step](const v1::SaveRequest& saved, const absl::Status& outcome,
                                           const v1::SaveReply& reply) {

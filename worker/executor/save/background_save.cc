@@ -39,7 +39,7 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
   }
   absl::MutexLock lock(&mu_);
   status_.Clear();
-  status_.set_path(request.path());
+  status_.set_path(request.spec().path());
   status_.set_all_bytes(all_bytes);
   return absl::OkStatus();
 }
@@ -85,7 +85,8 @@ void BackgroundSave::Run(Communicator* communicator, const Over& over) {
   // Reported before it counts as ended, so that a trainer that sees the end finds the report.
   over(request_, outcome, reply);
   if (!outcome.ok())
-    TESSERA_LOG(WARNING, "checkpoint {} was not saved: {}", request_.path(), outcome.ToString());
+    TESSERA_LOG(WARNING, "checkpoint {} was not saved: {}", request_.spec().path(),
+                outcome.ToString());
   absl::MutexLock lock(&mu_);
   status_.set_running(false);
   status_.set_code(outcome.raw_code());
@@ -104,7 +105,7 @@ absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* rep
     written_bytes_.fetch_add(bytes);
     if (control_.wrote != nullptr) control_.wrote(bytes);
   };
-  const auto save = request_.in_parts() ? SaveParts : SaveCheckpoint;
+  const auto save = request_.spec().in_parts() ? SaveParts : SaveCheckpoint;
   return save(request_, memory_, {progress_, bytes}, communicator, control, reply);
 }
 

@@ -50,8 +50,7 @@ class BackgroundSaveTest : public testing::Test {
     progress.update_counts = {1};
     progress.groups = {HyperParameters()};
     v1::SaveRequest request;
-    request.set_path(folder_ + "/c");
-    request.set_is_checkpoint(true);
+    request.mutable_spec()->set_path(folder_ + "/c");
     return save_->Prepare(request,
                           {version, progress, MomentsOf(memory_.config.optimizer), read, stays},
                           {&stopped_, &cancelled_});

@@ -57,9 +57,8 @@ class CheckpointStopTest : public testing::Test {
     };
     const SavedState state = {/*version=*/5, progress_, MomentsOf(memory_.config.optimizer), read};
     v1::SaveRequest request;
-    request.set_path(folder_ + "/c");
-    request.set_is_checkpoint(true);
-    request.set_no_overwrite(no_overwrite_);
+    request.mutable_spec()->set_path(folder_ + "/c");
+    request.mutable_spec()->set_no_overwrite(no_overwrite_);
     const absl::Status outcome =
         save(request, InMemory(state), {&stopped_, &cancelled_, nullptr, 0, asked_for_});
     EXPECT_TRUE(outcome.ok() || IsAgreed(outcome)) << outcome;

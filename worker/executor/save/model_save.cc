@@ -33,8 +33,8 @@ absl::StatusOr<ModelFilesPlan> PlanFiles(const v1::SaveRequest& request, const M
   std::vector<NamedTensorInfo> tensors;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   std::optional<DType> dtype;
-  if (request.save_dtype() != v1::DTYPE_UNSPECIFIED) {
-    ASSIGN_OR_RETURN(dtype, DecodeDType(request.save_dtype()));
+  if (request.spec().save_dtype() != v1::DTYPE_UNSPECIFIED) {
+    ASSIGN_OR_RETURN(dtype, DecodeDType(request.spec().save_dtype()));
     metadata["tessera.save_dtype"] = std::string(Name(*dtype));
   }
   for (const UnitLayout& unit : layout.units) {
@@ -48,15 +48,15 @@ absl::StatusOr<ModelFilesPlan> PlanFiles(const v1::SaveRequest& request, const M
     for (const Alias& alias : unit.flat.aliases()) metadata[alias.name] = alias.primary;
   }
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  return PlanModelFiles(tensors, metadata, request.max_file_bytes(), single_name);
+  return PlanModelFiles(tensors, metadata, request.spec().max_file_bytes(), single_name);
 }
 
 absl::StatusOr<Target> TargetOf(const v1::SaveRequest& request, const ModelLayout& layout,
                                 const google::protobuf::RepeatedPtrField<v1::NamedTensor>& shared) {
   Target target;
   ASSIGN_OR_RETURN(const std::vector<NamedTensorInfo> buffers, InfosOf(shared));
-  target.is_folder = request.max_file_bytes() > 0;
-  target.path = request.path();
+  target.is_folder = request.spec().max_file_bytes() > 0;
+  target.path = request.spec().path();
   const size_t slash = target.path.rfind('/');
   target.folder = target.is_folder ? PartialFolder(target.path) : target.path.substr(0, slash);
   ASSIGN_OR_RETURN(target.files,
@@ -128,10 +128,10 @@ absl::Status SaveModel(const v1::SaveRequest& request, const ModelLayout& layout
                                               stopped, direct_write_bytes, &made);
   // Only the rank that creates removes.
   if (communicator->rank() != 0 || status.ok()) return status;
-  if (request.max_file_bytes() > 0) {
-    DiscardFolder(request.path(), made);
+  if (request.spec().max_file_bytes() > 0) {
+    DiscardFolder(request.spec().path(), made);
   } else {
-    ModelFile::Discard(request.path());
+    ModelFile::Discard(request.spec().path());
   }
   return status;
 }

@@ -79,7 +79,7 @@ class PartSave {
     if (together)
       agreed = AgreeOn("save", absl::OkStatus(), &communicator_);  // Theirs are gone too.
     // Not empty, or another's by now: it stays.
-    if (made_folder_) (void)storage_->RemoveEmptyFolder(request_.path());
+    if (made_folder_) (void)storage_->RemoveEmptyFolder(request_.spec().path());
     return agreed;
   }
   void Finish() { DiscardFolder(path_, replaced_); }
@@ -106,7 +106,7 @@ class PartSave {
       RETURN_IF_ERROR(RemoveFolder(folder_));
       return storage_->RetireFolder(path_, folder_);  // Which the beginning removes.
     }
-    if (request_.no_overwrite()) return CheckNoCheckpointAt(path_);  // It came meanwhile.
+    if (request_.spec().no_overwrite()) return CheckNoCheckpointAt(path_);  // It came meanwhile.
     if (there.job_id == memory_.job_id && there.step == state_.progress.step)
       return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
@@ -122,15 +122,15 @@ class PartSave {
     absl::StatusOr<SafetensorsHeader> header = PlacePart(contents_);
     RETURN_IF_ERROR(header.status());
     header_ = *std::move(header);
-    ASSIGN_OR_RETURN(storage_, StorageOf(request_.path()));
-    const absl::Status made = storage_->MakeFolder(request_.path());
+    ASSIGN_OR_RETURN(storage_, StorageOf(request_.spec().path()));
+    const absl::Status made = storage_->MakeFolder(request_.spec().path());
     // Ranks race for it. It does not matter which one makes it.
     made_folder_ = made.ok();
     if (!made_folder_ && !absl::IsAlreadyExists(made)) return made;
     // Whichever rank made it: else a power loss could take all parts with the folder's name. One
     // that was its user's may be in a folder that cannot be synced: that is the user's matter, and
     // a rank that made it fails for all.
-    const absl::Status synced = storage_->SyncFolder(ParentOf(request_.path()));
+    const absl::Status synced = storage_->SyncFolder(ParentOf(request_.spec().path()));
     if (!synced.ok() && made_folder_) return synced;
     RETURN_IF_ERROR(MakeRoom());
     RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kPart, &made_));
@@ -249,9 +249,9 @@ class PartSave {
 
   absl::Status Name() {
     RETURN_IF_ERROR(CheckStillMade(path_, made_));
-    ASSIGN_OR_RETURN(
-        replaced_, NameFolder(path_, FolderKind::kPart,
-                              request_.no_overwrite() ? Existing::kRefused : Existing::kReplaced));
+    ASSIGN_OR_RETURN(replaced_, NameFolder(path_, FolderKind::kPart,
+                                           request_.spec().no_overwrite() ? Existing::kRefused
+                                                                          : Existing::kReplaced));
     is_named_ = true;
     return absl::OkStatus();
   }
@@ -279,7 +279,7 @@ class PartSave {
 }  // namespace
 
 std::string PartPath(const v1::SaveRequest& request, Rank rank) {
-  return absl::StrCat(request.path(), "/", PartFolderName(rank.value()));
+  return absl::StrCat(request.spec().path(), "/", PartFolderName(rank.value()));
 }
 
 absl::Status SaveParts(const v1::SaveRequest& request, const ExecutorMemory& memory,

@@ -63,10 +63,9 @@ class PriorAttemptTest : public testing::Test {
   }
   v1::SaveRequest Request() const {
     v1::SaveRequest request;
-    request.set_path(folder_ + "/c");
-    request.set_is_checkpoint(true);
-    request.set_in_parts(true);
-    request.set_no_overwrite(no_overwrite_);
+    request.mutable_spec()->set_path(folder_ + "/c");
+    request.mutable_spec()->set_in_parts(true);
+    request.mutable_spec()->set_no_overwrite(no_overwrite_);
     request.set_request_number(request_number_);
     return request;
   }

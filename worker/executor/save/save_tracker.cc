@@ -55,23 +55,17 @@ void SaveTracker::Next() {
   cancelled_.store(false);
 }
 
-absl::Status SaveTracker::Fill(v1::SaveRequest* request, std::string* root) {
+absl::Status SaveTracker::Fill(v1::SaveRequest* request) {
   absl::MutexLock lock(&mu_);
   request_under_way_ = request->request_number();
-  if (request->request_number() == 0) return absl::OkStatus();
+  if (request->request_number() == 0) {
+    request->mutable_spec()->clear_root();  // Only the coordinator says it.
+    return absl::OkStatus();
+  }
   // The request may have been replaced between the vote and this.
   if (request->request_number() != requested_.number() || requested_.cancelled())
     return absl::CancelledError("the save is not wanted any more");
-  const v1::SaveForm& form = requested_.form();
-  *root = form.root();
-  request->set_path(form.path());
-  request->set_keep_newest(form.keep_newest());
-  request->set_max_file_bytes(form.max_file_bytes());
-  request->set_in_parts(form.in_parts());
-  request->set_with_replicas(form.with_replicas());
-  // Requested saves are in the background unless they say otherwise.
-  request->set_in_background(!form.in_foreground());
-  request->set_no_overwrite(form.no_overwrite());
+  *request->mutable_spec() = requested_.spec();
   return absl::OkStatus();
 }
 
@@ -82,14 +76,9 @@ v1::SaveReport SaveTracker::ReportLocked(v1::SaveReport::Phase phase,
   report.set_number(request.request_number());
   report.set_phase(phase);
   report.set_step(step);
-  v1::SaveForm* form = report.mutable_form();
-  form->set_path(Told(request.path()));
-  form->set_keep_newest(request.keep_newest());
-  form->set_max_file_bytes(request.max_file_bytes());
-  form->set_in_parts(request.in_parts());
-  form->set_with_replicas(request.with_replicas());
-  form->set_in_foreground(!request.in_background());
-  form->set_no_overwrite(request.no_overwrite());
+  *report.mutable_spec() = request.spec();
+  report.mutable_spec()->set_path(Told(request.spec().path()));
+  report.mutable_spec()->clear_root();
   return report;
 }
 
@@ -117,7 +106,7 @@ void SaveTracker::End(const v1::SaveRequest& request, int64_t step, const absl::
   absl::MutexLock lock(&mu_);
   under_way_ = false;
   request_under_way_ = 0;
-  if (!request.is_checkpoint()) return;
+  if (request.spec().is_model()) return;
   v1::SaveReport report = ReportLocked(v1::SaveReport::ENDED, request, step);
   // Aborted tells the coordinator to try again: the ranks do not know together how it ended.
   const absl::Status end =

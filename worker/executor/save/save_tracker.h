@@ -35,9 +35,9 @@ class SaveTracker {
   void BeginEpoch();
   // Counts the epoch's next save. Every rank calls it at the same saves.
   void Next();
-  // If it is for a request, fills in what that asks for, and `root` as SaveForm.root.
+  // If it is for a request of the coordinator's, fills in that one's spec.
   // Errors: Cancelled  that is not wanted any more.
-  absl::Status Fill(v1::SaveRequest* request, std::string* root);
+  absl::Status Fill(v1::SaveRequest* request);
   // All ranks agree that it is to be made, of `step`; this rank has so much to write.
   void Begin(const v1::SaveRequest& request, int64_t step, int64_t all_bytes);
   void Wrote(int64_t bytes);

@@ -20,13 +20,12 @@ class SaveTrackerTest : public testing::Test {
     v1::RequestedSave requested;
     requested.set_number(number);
     requested.set_cancelled(cancelled);
-    requested.mutable_form()->set_path("/wanted");
-    requested.mutable_form()->set_keep_newest(2);
+    requested.mutable_spec()->set_path("/wanted");
+    requested.mutable_spec()->set_keep_newest(2);
     tracker_.SetRequest(requested);
   }
   static v1::SaveRequest RequestFor(int64_t number) {
     v1::SaveRequest request;
-    request.set_is_checkpoint(true);
     request.set_request_number(number);
     return request;
   }
@@ -34,13 +33,12 @@ class SaveTrackerTest : public testing::Test {
   void Save(int64_t number, const absl::Status& outcome) {
     v1::SaveRequest request = RequestFor(number);
     tracker_.Next();
-    ASSERT_OK(tracker_.Fill(&request, &root_));
+    ASSERT_OK(tracker_.Fill(&request));
     tracker_.Begin(request, 5, 100);
     tracker_.End(request, 5, outcome, v1::SaveReply());
   }
 
   std::vector<v1::SaveReport> told_;
-  std::string root_;  // Of the last request that was filled in.
   SaveTracker tracker_{[this](const v1::SaveReport& report) { told_.push_back(report); }};
 };
 
@@ -50,7 +48,7 @@ TEST_F(SaveTrackerTest, RequestIsWantedUntilItHasEndedAndNotWhileAnotherIsUnderW
   EXPECT_EQ(tracker_.wanted(), 3);
   v1::SaveRequest own = RequestFor(0);
   tracker_.Next();
-  ASSERT_OK(tracker_.Fill(&own, &root_));
+  ASSERT_OK(tracker_.Fill(&own));
   EXPECT_EQ(tracker_.wanted(), 0);
   tracker_.End(own, 4, absl::OkStatus(), v1::SaveReply());
   EXPECT_EQ(tracker_.wanted(), 3);
@@ -65,8 +63,9 @@ TEST_F(SaveTrackerTest, RequestIsWantedUntilItHasEndedAndNotWhileAnotherIsUnderW
 TEST_F(SaveTrackerTest, OfWhatIsNoCheckpointNothingIsToldAndTheRequestIsWantedAfterIt) {
   Want(3);
   v1::SaveRequest model;
+  model.mutable_spec()->set_is_model(true);
   tracker_.Next();
-  ASSERT_OK(tracker_.Fill(&model, &root_));
+  ASSERT_OK(tracker_.Fill(&model));
   EXPECT_EQ(tracker_.wanted(), 0);
   tracker_.End(model, 4, absl::OkStatus(), v1::SaveReply());
   EXPECT_EQ(tracker_.wanted(), 3);
@@ -84,18 +83,17 @@ TEST_F(SaveTrackerTest, FillsInWhatIsWantedAndRefusesWhatIsNotAnyMore) {
   Want(3);
   v1::SaveRequest request = RequestFor(3);
   tracker_.Next();
-  ASSERT_OK(tracker_.Fill(&request, &root_));
-  EXPECT_EQ(request.path(), "/wanted");
-  EXPECT_EQ(request.keep_newest(), 2);
-  EXPECT_TRUE(request.in_background());
+  ASSERT_OK(tracker_.Fill(&request));
+  EXPECT_EQ(request.spec().path(), "/wanted");
+  EXPECT_EQ(request.spec().keep_newest(), 2);
+  EXPECT_FALSE(request.spec().in_foreground());
   tracker_.End(request, 5, absl::OkStatus(), v1::SaveReply());
   Want(4, /*cancelled=*/true);
   EXPECT_EQ(tracker_.wanted(), 0);
   for (const int64_t gone : {2, 4, 5}) {
     request = RequestFor(gone);
     tracker_.Next();
-    EXPECT_THAT(tracker_.Fill(&request, &root_),
-                StatusIs(absl::StatusCode::kCancelled, testing::_));
+    EXPECT_THAT(tracker_.Fill(&request), StatusIs(absl::StatusCode::kCancelled, testing::_));
   }
 }
 
@@ -103,7 +101,7 @@ TEST_F(SaveTrackerTest, OneUnderWayIsCancelledByItsRequestAloneAndTheNextOneIsNo
   Want(3);
   v1::SaveRequest request = RequestFor(3);
   tracker_.Next();
-  ASSERT_OK(tracker_.Fill(&request, &root_));
+  ASSERT_OK(tracker_.Fill(&request));
   Want(3);
   EXPECT_FALSE(tracker_.cancelled().load());
   Want(0);
@@ -111,7 +109,7 @@ TEST_F(SaveTrackerTest, OneUnderWayIsCancelledByItsRequestAloneAndTheNextOneIsNo
   tracker_.End(request, 5, AsAgreed(absl::CancelledError("")), v1::SaveReply());
   v1::SaveRequest own = RequestFor(0);
   tracker_.Next();
-  ASSERT_OK(tracker_.Fill(&own, &root_));
+  ASSERT_OK(tracker_.Fill(&own));
   EXPECT_FALSE(tracker_.cancelled().load());
   Want(4);
   EXPECT_FALSE(tracker_.cancelled().load()) << "it is the trainers'";
@@ -120,9 +118,9 @@ TEST_F(SaveTrackerTest, OneUnderWayIsCancelledByItsRequestAloneAndTheNextOneIsNo
 TEST_F(SaveTrackerTest, TellsNowAndThenHowFarItIsAndHowItEnded) {
   tracker_.BeginEpoch();
   v1::SaveRequest request = RequestFor(0);
-  request.set_path("/own");
+  request.mutable_spec()->set_path("/own");
   tracker_.Next();
-  ASSERT_OK(tracker_.Fill(&request, &root_));
+  ASSERT_OK(tracker_.Fill(&request));
   tracker_.Begin(request, 5, 1600);
   for (int i = 0; i < 1600; ++i) tracker_.Wrote(1);
   EXPECT_EQ(told_.size(), 1 + 16);
@@ -134,7 +132,7 @@ TEST_F(SaveTrackerTest, TellsNowAndThenHowFarItIsAndHowItEnded) {
   tracker_.End(request, 5, absl::OkStatus(), reply);
   ASSERT_EQ(told_.size(), 3) << "eight paths at once";
   EXPECT_EQ(told_[2].removed_size(), 4);
-  EXPECT_EQ(told_[0].form().path(), "/own");
+  EXPECT_EQ(told_[0].spec().path(), "/own");
   EXPECT_EQ(told_[2].removed(3), "/old-19");
   EXPECT_EQ(told_[0].ordinal(), 1);
   EXPECT_EQ(told_[0].step(), 5);
