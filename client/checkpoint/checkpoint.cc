@@ -39,7 +39,7 @@ void EncodeContents(const CheckpointContents& contents, Session* session,
     AddTrainerTensors(session, request);
   } else if (session->rank() == 0) {
     // Rank 0's are saved, so the others send none.
-    EncodeTensors(contents.buffers, /*with_values=*/true, request->mutable_buffers());
+    EncodeTensors(contents.buffers, TensorValues::kIncluded, request->mutable_buffers());
   }
   if (contents.trainer_state.size() > kMaxTrainerStateBytes) {
     // Sent as a refusal, so that all ranks get the error together.
@@ -141,7 +141,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::str
   EncodeNames(options.names, &request);
   const bool takes_own = options.buffers.empty() && !options.optimizer_only;
   if (takes_own) AddTrainerTensors(session, &request);
-  EncodeTensors(options.buffers, /*with_values=*/false, request.mutable_buffers());
+  EncodeTensors(options.buffers, TensorValues::kOmitted, request.mutable_buffers());
   ASSIGN_OR_RETURN(const std::string bytes,
                    StateAccess(session).CallToWrite(OpKind::kLoad, request.SerializeAsString()));
   v1::LoadReply reply;

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-void EncodeTensors(const std::vector<NamedTensor>& tensors, bool with_values,
+void EncodeTensors(const std::vector<NamedTensor>& tensors, TensorValues values,
                    google::protobuf::RepeatedPtrField<v1::NamedTensor>* to);
 // Errors: Internal  a dtype that nothing here has
 absl::StatusOr<std::vector<NamedTensor>> DecodeTensors(

@@ -29,11 +29,13 @@ struct NamedTensor {
   std::string values;  // Little-endian, row-major.
 };
 
+// To be saved, with their values, or to be read from a file, which needs names and shapes only.
+enum class TensorValues { kIncluded, kOmitted };
+
 // How saves and loads of the session get at all of them. Called on the trainer's thread.
 struct TrainerTensors {
-  // The tensors to save or, without values, to read from a file.
   // Errors: InvalidArgument  one has no form in files, named; FailedPrecondition  not now.
-  std::function<absl::StatusOr<std::vector<NamedTensor>>(bool with_values)> get;
+  std::function<absl::StatusOr<std::vector<NamedTensor>>(TensorValues values)> get;
   // Gives the model what was loaded: of the shapes that get() says; floating-point values may be of
   // another dtype.
   std::function<absl::Status(const std::vector<NamedTensor>&)> take;
