@@ -43,7 +43,7 @@ using Rank = StrongId<struct RankTag>;    // [0, world_size)
 using Epoch = StrongId<struct EpochTag>;  // one membership of a job; starts at 1
 // One life of a job: a job that was deleted and made again under its name has another. Never used
 // twice; a later one is larger.
-using Creation = StrongId<struct CreationTag>;
+using Generation = StrongId<struct GenerationTag>;
 using Step = StrongId<struct StepTag>;                // number of committed optimizer steps
 using Incarnation = StrongId<struct IncarnationTag>;  // one life of a worker or an attachment
 using UnitId = StrongId<struct UnitIdTag>;            // index of a unit in its job's model

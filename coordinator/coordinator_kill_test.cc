@@ -227,7 +227,7 @@ TEST_F(CoordinatorKillTest, KillingItDisturbsNoRunningJobAndLosesNoStep) {
       StartProcess();
       EXPECT_EQ(Get("one")->committed_step(), 2);
       worker = std::make_unique<TestWorker>(channel_, "a");
-      worker->Hold("one", Get("one")->creation());
+      worker->Hold("one", Get("one")->generation());
       worker->Connect();  // Without registering: the coordinator still knows it.
       EXPECT_EQ(worker->Await(Command::kStart).start().epoch(), 1);
     }

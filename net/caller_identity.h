@@ -2,7 +2,7 @@
 //
 //   a Unix socket (local_listener.h)    "uid:1000"           as the kernel says
 //   TLS                                 "certificate:alice"  the common name that the CA signed
-//   TCP without TLS                     the server's own user, where the call carries his token
+//   TCP without TLS                     the server's own user, where the call carries its token
 //                                       (access_token.h); else nobody
 //
 // Thread-safe.

@@ -167,7 +167,7 @@ absl::StatusOr<UniqueFd> LocalListener::Number(const UniqueFd& connection, uid_t
     if (it->second.user == user && it->second.ended_at != absl::InfiniteFuture())
       number = it->first;
   }
-  // The lowest that is free and nobody's, or one of his own again.
+  // The lowest free number that no user owns, or one that this user owned before.
   UniqueFd copy;
   for (int least = std::max(number, 0);; least = copy.get() + 1) {
     copy = UniqueFd(fcntl(connection.get(), F_DUPFD_CLOEXEC, least));

@@ -67,8 +67,8 @@ class LocalListener {
   };
 
   void Run(grpc::Server* server);
-  // Under a number that is the user's.
-  // Errors: ResourceExhausted  he has too many connections, or the process has
+  // The connection under a number that is the user's.
+  // Errors: ResourceExhausted  the user has too many connections, or the process has
   absl::StatusOr<UniqueFd> Number(const UniqueFd& connection, uid_t user);
   // Lets go of numbers whose connections ended a while ago. Returns how many this user has.
   size_t Sweep(uid_t user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -37,7 +37,7 @@ struct DialOptions {
   std::string address;            // "host:port" or "unix:path".
   TlsFiles tls = {};              // Read at each new connection, so renewed files come into use.
   bool insecure_connect = false;  // Permits to dial other machines without TLS.
-  // That this user named himself, so it may have his token (access_token.h).
+  // The user named this server as the coordinator, so it may get the user's token (access_token.h).
   bool is_coordinator = true;
 };
 

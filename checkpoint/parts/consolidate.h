@@ -20,7 +20,7 @@
 namespace tessera {
 
 struct ConsolidateOptions {
-  int64_t max_file_bytes = 0;  // As SaveCheckpointOptions'.
+  int64_t max_file_bytes = 0;  // As SaveOptions'.
   // Ranks may be missing as long as all tensors are covered, as replicas do. Their trainers' bytes
   // are then not in the checkpoint.
   bool allow_missing_ranks = false;

@@ -147,7 +147,7 @@ int tessera_resume_buffers(tessera_session* session) {
 int tessera_save_model(tessera_session* session, const char* path, int64_t max_file_bytes,
                        const char* dtype) {
   const absl::Status status = [&]() -> absl::Status {
-    SaveModelOptions options;
+    SaveOptions options;
     options.max_file_bytes = max_file_bytes;
     if (dtype != nullptr) {
       ASSIGN_OR_RETURN(options.dtype, ParseDType(dtype));
@@ -170,7 +170,7 @@ int tessera_load_model(tessera_session* session, const char* path, int strict,
 int tessera_save_checkpoint(tessera_session* session, const char* path,
                             const tessera_checkpoint_options* options) {
   const absl::Status status = [&]() -> absl::Status {
-    SaveCheckpointOptions how;
+    SaveOptions how;
     CheckpointContents contents;
     if (options != nullptr) {
       tessera_checkpoint_options read;

@@ -35,12 +35,11 @@ ParamGroup DecodeGroup(const v1::ParamGroup& from) {
 // What is the trainer's own.
 void EncodeContents(const CheckpointContents& contents, Session* session,
                     v1::SaveRequest* request) {
-  request->set_is_checkpoint(true);
   if (contents.buffers.empty()) {
     AddTrainerTensors(session, request);
   } else if (session->rank() == 0) {
     // Rank 0's are saved, so the others send none.
-    EncodeTensors(contents.buffers, /*with_values=*/true, request->mutable_buffers());
+    EncodeTensors(contents.buffers, TensorValues::kIncluded, request->mutable_buffers());
   }
   if (contents.trainer_state.size() > kMaxTrainerStateBytes) {
     // Sent as a refusal, so that all ranks get the error together.
@@ -75,21 +74,10 @@ absl::StatusOr<CheckpointContents> ContentsOf(const WantedContents& contents, in
 }  // namespace
 
 absl::Status SaveCheckpoint(Session* session, const std::string& path,
-                            const CheckpointContents& contents,
-                            const SaveCheckpointOptions& options) {
-  if (options.keep_newest < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the newest ", options.keep_newest, " checkpoints cannot be kept"));
-  }
+                            const CheckpointContents& contents, const SaveOptions& options) {
   v1::SaveRequest request;
-  SetPath(path, &request);
+  SetSpec({SaveContent::kCheckpoint, path, options, /*root=*/""}, &request);
   EncodeContents(contents, session, &request);
-  request.set_in_background(options.in_background);
-  request.set_keep_newest(options.keep_newest);
-  request.set_max_file_bytes(options.max_file_bytes);
-  request.set_in_parts(options.in_parts);
-  request.set_with_replicas(options.with_replicas);
-  request.set_no_overwrite(!options.overwrite);
   if (!options.overwrite) {
     const absl::Status status = CheckNothingIsReplaced(*session, path, options.in_parts);
     // Not returned: the other ranks wait in the operation.
@@ -99,10 +87,9 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
 }
 
 void OnSaveRequest(Session* session, WantedContents contents) {
-  StateAccess(session).OnWantedSave([session, contents = std::move(contents)](int64_t wish) {
+  StateAccess(session).OnWantedSave([session, contents = std::move(contents)](int64_t number) {
     v1::SaveRequest request;
-    request.set_is_checkpoint(true);
-    request.set_wish(wish);
+    request.set_request_number(number);
     // Called within the step that was voted to be saved.
     const absl::StatusOr<CheckpointContents> own = ContentsOf(contents, session->next_step() - 1);
     if (own.ok()) {
@@ -154,7 +141,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::str
   EncodeNames(options.names, &request);
   const bool takes_own = options.buffers.empty() && !options.optimizer_only;
   if (takes_own) AddTrainerTensors(session, &request);
-  EncodeTensors(options.buffers, /*with_values=*/false, request.mutable_buffers());
+  EncodeTensors(options.buffers, TensorValues::kOmitted, request.mutable_buffers());
   ASSIGN_OR_RETURN(const std::string bytes,
                    StateAccess(session).CallToWrite(OpKind::kLoad, request.SerializeAsString()));
   v1::LoadReply reply;

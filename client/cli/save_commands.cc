@@ -13,6 +13,7 @@
 #include "client/cli/endpoint_flags.h"
 #include "client/cli/save_view.h"
 #include "client/cli/saves_client.h"
+#include "job/save_spec_codec.h"
 
 namespace tessera::cli {
 namespace {
@@ -21,11 +22,10 @@ constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
 
 struct Flags {
   EndpointFlags endpoint;
-  std::string job, to, deadline;
-  int keep_newest = 0;
-  int64_t max_file_bytes = 0, cancel = 0;
-  bool in_parts = false, with_replicas = false, in_foreground = false, no_overwrite = false;
-  bool no_wait = false, json = false;
+  std::string job, deadline;
+  SaveSpec spec;
+  int64_t cancel = 0;
+  bool in_foreground = false, no_overwrite = false, no_wait = false, json = false;
 };
 
 std::string NewRequestId() {
@@ -46,15 +46,11 @@ v1::RequestSaveRequest RequestOf(const Flags& flags) {
   v1::RequestSaveRequest request;
   request.set_request_id(NewRequestId());
   request.set_job_id(flags.job);
-  v1::SaveForm* form = request.mutable_form();
-  form->set_path(flags.to);
-  while (form->path().size() > 1 && form->path().back() == '/') form->mutable_path()->pop_back();
-  form->set_keep_newest(flags.keep_newest);
-  form->set_max_file_bytes(flags.max_file_bytes);
-  form->set_in_parts(flags.in_parts);
-  form->set_with_replicas(flags.with_replicas);
-  form->set_in_foreground(flags.in_foreground);
-  form->set_no_overwrite(flags.no_overwrite);
+  SaveSpec spec = flags.spec;
+  while (spec.path.size() > 1 && spec.path.back() == '/') spec.path.pop_back();
+  spec.options.in_background = !flags.in_foreground;
+  spec.options.overwrite = !flags.no_overwrite;
+  *request.mutable_spec() = EncodeSaveSpec(spec);
   absl::Duration deadline;
   if (absl::ParseDuration(flags.deadline, &deadline))
     request.set_expires_in_ms(absl::ToInt64Milliseconds(deadline));
@@ -125,18 +121,20 @@ absl::Status ListSaves(const Endpoint& coordinator, const std::string& job_id, b
 
 void RegisterSaveCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
+  SaveOptions* const options = &flags->spec.options;
   CLI::App* command =
       app->add_subcommand("save", "has the trainers of a job save a checkpoint at their next step");
   command->add_option("--job", flags->job, "the job's id")->required();
-  command->add_option("--to", flags->to, "absolute path on storage that all workers share")
+  command->add_option("--to", flags->spec.path, "absolute path on storage that all workers share")
       ->required();
-  command->add_option("--keep-newest", flags->keep_newest,
+  command->add_option("--keep-newest", options->keep_newest,
                       "keep this many of the job's checkpoints in that folder");
-  command->add_option("--max-file-bytes", flags->max_file_bytes,
+  command->add_option("--max-file-bytes", options->max_file_bytes,
                       "split the model into files of this size");
-  command->add_flag("--in-parts", flags->in_parts,
+  command->add_flag("--in-parts", options->in_parts,
                     "each rank writes its own part, for `consolidate`");
-  command->add_flag("--with-replicas", flags->with_replicas, "with --in-parts: write replicas too");
+  command->add_flag("--with-replicas", options->with_replicas,
+                    "with --in-parts: write replicas too");
   command->add_flag("--foreground", flags->in_foreground,
                     "training waits for the disk, and needs no memory for a copy");
   command->add_flag("--no-overwrite", flags->no_overwrite,

@@ -68,7 +68,7 @@ std::string WhatItDoes(const v1::Save& save) {
 Json JsonOf(const v1::Save& save) {
   Json json = {{"number", save.number()},
                {"requested", save.requested()},
-               {"path", save.form().path()},
+               {"path", save.spec().path()},
                {"state", StateOf(save)}};
   if (save.tries() > 0) {
     json["failed_tries"] = save.tries();
@@ -104,7 +104,7 @@ std::string SaveLine(const v1::Save& save) {
   const std::string name = absl::StrCat("save ", save.number(), ": ");
   if (!Ended(save)) return absl::StrCat(name, WhatItDoes(save));
   if (save.code() != 0) return Printable(absl::StrCat(name, OutcomeOf(save).ToString()));
-  return Printable(absl::StrCat(name, "step ", save.step(), " in ", save.form().path(), ", ",
+  return Printable(absl::StrCat(name, "step ", save.step(), " in ", save.spec().path(), ", ",
                                 FormatBytes(save.size_bytes()), " in ", SecondsOf(save.took_ms())));
 }
 
@@ -114,7 +114,7 @@ std::string PendingTable(const v1::ListCheckpointsResponse& saves) {
   for (const v1::Save& save : saves.saves()) {
     if (Ended(save)) continue;
     any = true;
-    table.AddRow({absl::StrCat(save.number()), StateOf(save), Printable(save.form().path()),
+    table.AddRow({absl::StrCat(save.number()), StateOf(save), Printable(save.spec().path()),
                   WhatItDoes(save)});
   }
   return any ? table.Render("") : "no saves wait or run\n";
@@ -130,7 +130,7 @@ std::string EndedTable(const v1::ListCheckpointsResponse& saves) {
         save.code() == 0 ? FateOf(save) : absl::StrCat(StateOf(save), ": ", save.message());
     table.AddRow({absl::StrCat(save.step()), absl::StrCat(save.number()),
                   TimeOf(save.ended_unix_ms()), SecondsOf(save.took_ms()),
-                  FormatBytes(save.size_bytes()), Printable(how), Printable(save.form().path())});
+                  FormatBytes(save.size_bytes()), Printable(how), Printable(save.spec().path())});
   }
   return any ? table.Render("") : "no checkpoints\n";
 }

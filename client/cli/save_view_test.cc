@@ -15,7 +15,7 @@ v1::Save Waiting() {
   v1::Save save;
   save.set_number(3);
   save.set_requested(true);
-  save.mutable_form()->set_path("/c/three");
+  save.mutable_spec()->set_path("/c/three");
   save.set_state(v1::SAVE_STATE_WAITING);
   save.set_waits_for("the next step");
   return save;
@@ -24,7 +24,7 @@ v1::Save Waiting() {
 v1::Save Saved() {
   v1::Save save = Waiting();
   save.set_number(2);
-  save.mutable_form()->set_path("/c/two");
+  save.mutable_spec()->set_path("/c/two");
   save.set_state(v1::SAVE_STATE_ENDED);
   save.set_step(120);
   save.set_took_ms(1500);

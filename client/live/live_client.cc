@@ -96,6 +96,9 @@ class GrpcLiveClient : public LiveClient {
       }
       fetches.push_back(*std::move(fetch));
     }
+    const auto take_noted = [&](const v1::LiveStateReply& taken_reply) {
+      return taken = take(taken_reply);
+    };
     taken = take(begin);
     absl::Status fetched;
     if (taken.ok()) {
@@ -106,7 +109,7 @@ class GrpcLiveClient : public LiveClient {
       while (tensors.size() < num_tensors && reader->Read(&reply)) tensors.push_back(reply);
       for (size_t i = 0; i < tensors.size() && taken.ok() && fetched.ok(); ++i) {
         taken = take(tensors[i]);
-        if (taken.ok()) fetched = FetchTensor(tensors[i].tensor(), fetches, take, &taken);
+        if (taken.ok()) fetched = FetchTensor(tensors[i].tensor(), fetches, take_noted);
       }
     }
     // The workers sent what does not fit. Their call ended well all the same.
@@ -121,10 +124,10 @@ class GrpcLiveClient : public LiveClient {
     return fetched.ok() || !status.ok() ? status : fetched;
   }
 
-  // Its elements, from the worker that has them. `taken`: as `take` said, if it refused a piece.
+  // Its elements, from the worker that has them. Ends with the error of `take`, too.
   static absl::Status FetchTensor(const v1::LiveTensorInfo& tensor,
-                                  const std::vector<std::unique_ptr<LiveFetch>>& fetches, Take take,
-                                  absl::Status* taken) {
+                                  const std::vector<std::unique_ptr<LiveFetch>>& fetches,
+                                  Take take) {
     ASSIGN_OR_RETURN(const StoredDType dtype, StoredDTypeOf(tensor));
     const int64_t element_bytes = SizeBits(dtype) / 8;
     v1::LiveStateReply reply;
@@ -141,8 +144,7 @@ class GrpcLiveClient : public LiveClient {
           return absl::DataLossError(
               absl::StrCat("tensor '", tensor.name(), "': a piece of ", numel, " elements"));
         done += numel;
-        *taken = take(reply);
-        if (!taken->ok()) return absl::OkStatus();
+        RETURN_IF_ERROR(take(reply));
       }
     }
     return absl::OkStatus();

@@ -100,10 +100,10 @@ std::optional<absl::StatusOr<VisitedState>> VisitMap(const LiveReaderOptions& op
   if (IsOfTheQuery(map.status())) return map.status();
   // Its retries are bounded: each one takes a whole step of training.
   for (int visits = 0; map.ok() && visits < kMaxVisits; ++visits) {
-    if (visits > 0 && !(*map)->Renew().ok()) break;
+    if (visits > 0 && !(*map)->Refresh().ok()) break;
     const absl::Status visited = visit((*map)->version(), (*map)->entries());
     // Whatever the visit made of torn values is thrown away, its error too.
-    if (!(*map)->StillTrue()) continue;
+    if (!(*map)->Validate()) continue;
     if (!visited.ok()) return visited;
     return VisitedState{(*map)->version(), true};
   }
@@ -123,7 +123,7 @@ absl::StatusOr<std::unique_ptr<LiveMap>> LiveMap::Open(const LiveReaderOptions& 
     map->has_groups_ = query.moments;
     RETURN_IF_ERROR((map.get()->*by)(options, encoded));
     RETURN_IF_ERROR(map->FindPlaces());
-    RETURN_IF_ERROR(map->Renew());
+    RETURN_IF_ERROR(map->Refresh());
     return map;
   };
   if (!options.worker_address.empty()) {
@@ -210,7 +210,7 @@ bool LiveMap::Stands(int64_t step) const {
   return true;
 }
 
-bool LiveMap::StillTrue() const { return Stands(version_.committed_step); }
+bool LiveMap::Validate() const { return Stands(version_.committed_step); }
 
 absl::Status LiveMap::AwaitWhole(int64_t step) const {
   const absl::Time deadline = SteadyNow() + kStepPatience;
@@ -240,7 +240,7 @@ absl::Status LiveMap::Show(int64_t step) {
   const MappedNumbers numbers = sources_[0]->Numbers(step);
   if (!Stands(step))
     return absl::AbortedError(absl::StrCat("step ", step, " is overwritten already"));
-  version_.creation = grant_->ready().creation();
+  version_.generation = grant_->ready().generation();
   version_.committed_step = step;
   version_.trained_step = numbers.trained_step;
   version_.num_entries = static_cast<int64_t>(entries_.size());
@@ -256,7 +256,7 @@ absl::Status LiveMap::Show(int64_t step) {
   return absl::OkStatus();
 }
 
-absl::Status LiveMap::Renew() {
+absl::Status LiveMap::Refresh() {
   absl::Status status;
   for (int tries = 0; tries < kMaxTries; ++tries) {
     if (grant_->has_ended()) {

@@ -188,21 +188,21 @@ TEST_F(LiveMapOfOthersTest, WhereTheyAgreeEachEntryHasItsSlices) {
   EXPECT_EQ(map->entries()[0].spans[0].size(), 4u);
   EXPECT_EQ(map->entries()[0].spans[1].size(), 8u);
   ASSERT_EQ(map->entries()[1].spans.size(), 1u);
-  EXPECT_TRUE(map->StillTrue());
+  EXPECT_TRUE(map->Validate());
   // By the words alone: the next version, and one that is overwritten before it is read.
   const char* const even = map->entries()[0].spans[0].data();
   auto* const applied = reinterpret_cast<std::atomic<int64_t>*>(memory_.data() + 8);
   auto* const writing = reinterpret_cast<std::atomic<int64_t>*>(memory_.data() + 16);
   writing->store(1);
   applied->store(1);
-  EXPECT_TRUE(map->StillTrue());
-  ASSERT_OK(map->Renew());
+  EXPECT_TRUE(map->Validate());
+  ASSERT_OK(map->Refresh());
   EXPECT_EQ(map->version().committed_step, 1);
   EXPECT_EQ(map->entries()[0].spans[0].data(), even + 1024);
   writing->store(3);
-  EXPECT_FALSE(map->StillTrue());
-  EXPECT_THAT(map->Renew(), StatusIs(absl::StatusCode::kAborted, HasSubstr("step 1")));
-  EXPECT_FALSE(map->StillTrue());
+  EXPECT_FALSE(map->Validate());
+  EXPECT_THAT(map->Refresh(), StatusIs(absl::StatusCode::kAborted, HasSubstr("step 1")));
+  EXPECT_FALSE(map->Validate());
 }
 
 TEST_F(LiveMapOfOthersTest, WordsThatLieAreAnError) {
@@ -212,19 +212,19 @@ TEST_F(LiveMapOfOthersTest, WordsThatLieAreAnError) {
   auto* const writing = reinterpret_cast<std::atomic<int64_t>*>(memory_.data() + 16);
   for (const int64_t step : {kMost, kMost - 1}) {
     applied->store(step);
-    EXPECT_THAT(map->Renew(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("says that step")));
+    EXPECT_THAT(map->Refresh(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("says that step")));
     EXPECT_THAT(Open().status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("")));
-    EXPECT_TRUE(map->StillTrue());
+    EXPECT_TRUE(map->Validate());
   }
   writing->store(kMost);
-  EXPECT_FALSE(map->StillTrue());
+  EXPECT_FALSE(map->Validate());
   writing->store(std::numeric_limits<int64_t>::min());
-  EXPECT_TRUE(map->StillTrue());
+  EXPECT_TRUE(map->Validate());
   applied->store(kMost - 2);
-  EXPECT_OK(map->Renew());
-  EXPECT_TRUE(map->StillTrue());
+  EXPECT_OK(map->Refresh());
+  EXPECT_TRUE(map->Validate());
   writing->store(kMost);
-  EXPECT_FALSE(map->StillTrue());
+  EXPECT_FALSE(map->Validate());
 }
 
 TEST_F(LiveMapOfOthersTest, SessionThatHasJustEndedIsNotTakenForAWorkerOfAnotherHost) {

@@ -15,7 +15,7 @@ namespace {
 
 LiveVersion VersionOf(const v1::LiveStateBegin& begin) {
   LiveVersion version;
-  version.creation = begin.creation();
+  version.generation = begin.generation();
   version.committed_step = begin.step();
   version.trained_step = begin.trained_step();
   version.num_entries = begin.num_tensors();

@@ -56,7 +56,7 @@ absl::Status WorkerGrant::Ask(const v1::LiveStateQuery& query,
                    MappedSource::Map(std::move(*read.answer.mutable_given()), read.regions));
   tensors_.assign(std::make_move_iterator(read.answer.mutable_tensors()->begin()),
                   std::make_move_iterator(read.answer.mutable_tensors()->end()));
-  ready_.set_creation(read.answer.creation());
+  ready_.set_generation(read.answer.generation());
   ready_.set_size_bytes(read.answer.size_bytes());
   return absl::OkStatus();
 }

@@ -45,7 +45,7 @@ class WorkerGrantTest : public ::testing::Test {
   }
   static v1::LiveMapAnswer GoodAnswer() {
     v1::LiveMapAnswer answer;
-    answer.set_creation(3);
+    answer.set_generation(3);
     answer.set_size_bytes(12);
     answer.add_tensors()->set_name("w");
     v1::LiveMapGiven* given = answer.mutable_given();
@@ -99,7 +99,7 @@ TEST_F(WorkerGrantTest, AnswerIsTakenFromThePacketOrFromAFile) {
   const auto expect_good = [&] {
     ASSERT_EQ(grant_->tensors().size(), 1u);
     EXPECT_EQ(grant_->tensors()[0].name(), "w");
-    EXPECT_EQ(grant_->ready().creation(), 3);
+    EXPECT_EQ(grant_->ready().generation(), 3);
     EXPECT_EQ(grant_->ready().size_bytes(), 12);
     ASSERT_NE(source_, nullptr);
     EXPECT_EQ(source_->Slice(0, 0).size(), 12u);

@@ -37,7 +37,7 @@ absl::Status HandOver(Session* session, const HandOverOptions& options) {
   HandOverRpc rpc(access.coordinator());
   v1::OfferRequest offer;
   offer.set_job_id(access.job_id());
-  offer.set_creation(access.creation());
+  offer.set_generation(access.generation());
   offer.set_epoch(access.epoch());
   offer.set_rank(session->rank());
   // All ranks must offer the same version.
@@ -48,7 +48,7 @@ absl::Status HandOver(Session* session, const HandOverOptions& options) {
                    rpc.Offer(offer, SteadyNow() + access.patience()));
   v1::AwaitEndRequest request;
   request.set_job_id(offered.job_id());
-  request.set_creation(offered.creation());
+  request.set_generation(offered.generation());
   request.set_number(offered.number());
   // From its acceptance on the taker needs a moment more.
   ASSIGN_OR_RETURN(const v1::HandOverInfo end,

@@ -84,7 +84,7 @@ class StateReader {
     // Only the rest of the plan, so that a retry does not read everything again.
     v1::ReadHandOverRequest request;
     request.set_job_id(info_.job_id());
-    request.set_creation(info_.creation());
+    request.set_generation(info_.generation());
     request.set_number(info_.number());
     for (size_t i = index; i < plan_.slices.size(); ++i) {
       for (const TakenRange& range : plan_.slices[i].ranges) {
@@ -175,7 +175,8 @@ class Taker {
  private:
   bool IsOurs() const {
     return info_.phase() != v1::HAND_OVER_PHASE_OFFERED &&
-           info_.taker_job_id() == access_.job_id() && info_.taker_creation() == access_.creation();
+           info_.taker_job_id() == access_.job_id() &&
+           info_.taker_generation() == access_.generation();
   }
 
   absl::Status GetAndPlan() {
@@ -268,10 +269,10 @@ class Taker {
   absl::Status Say(bool finish) {
     v1::TakeOverRequest request;
     request.set_job_id(info_.job_id());
-    request.set_creation(info_.creation());
+    request.set_generation(info_.generation());
     request.set_number(info_.number());
     request.set_taker_job_id(access_.job_id());
-    request.set_taker_creation(access_.creation());
+    request.set_taker_generation(access_.generation());
     request.set_epoch(access_.epoch());
     request.set_rank(session_.rank());
     request.set_finish(finish);

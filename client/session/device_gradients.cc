@@ -105,8 +105,9 @@ bool DeviceGradients::HasSlot(int unit) const {
   return session_->state().client.memory().slot_windows.HasSlot(unit);
 }
 
-int DeviceGradients::OtherInSlot(int unit) const {
-  return session_->state().client.memory().slot_windows.OtherIn(unit);
+std::optional<int> DeviceGradients::OtherInSlot(int unit) const {
+  const int other = session_->state().client.memory().slot_windows.OtherIn(unit);
+  return other < 0 ? std::nullopt : std::optional(other);
 }
 
 }  // namespace tessera

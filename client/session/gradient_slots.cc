@@ -84,19 +84,20 @@ absl::Status GradientSlots::Drop(int unit) {
   return client_->Submit(OpOf(OpKind::kDropGradients, unit));
 }
 
-int GradientSlots::HolderOf(int unit) const {
+std::optional<int> GradientSlots::HolderOf(int unit) const {
   const int user = slot_user_[client_->plan().units()[unit].gradient_slot];
   // Only one whose gradient is begun and not reduced. A reduced slot is only waited for.
-  return user >= 0 && user != unit && gradients_[user].begun ? user : -1;
+  const bool holds = user >= 0 && user != unit && gradients_[user].begun;
+  return holds ? std::optional(user) : std::nullopt;
 }
 
 absl::Status GradientSlots::Await(int unit) {
   const int user = slot_user_[client_->plan().units()[unit].gradient_slot];
   if (user < 0) return absl::OkStatus();
-  if (const int holder = HolderOf(unit); holder >= 0) {
+  if (const std::optional<int> holder = HolderOf(unit); holder.has_value()) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", client_->UnitName(unit), "' shares its gradient slot with unit '",
-                     client_->UnitName(holder), "', whose gradient is not reduced yet; ",
+                     client_->UnitName(*holder), "', whose gradient is not reduced yet; ",
                      "accumulating without reducing needs gradient_slots = 0"));
   }
   // The executor counts an operation only when it no longer uses the slot.

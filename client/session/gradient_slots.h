@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -50,7 +51,7 @@ class GradientSlots {
   absl::Status Drop(int unit);
 
   // The other unit whose gradient, started and not reduced, occupies this one's slot; -1: none.
-  int HolderOf(int unit) const;
+  std::optional<int> HolderOf(int unit) const;
   // Waits until no operation of the executor uses the unit's slot.
   // Errors: FailedPrecondition  another unit's gradient is there, not reduced.
   absl::Status Await(int unit);

@@ -101,7 +101,7 @@ absl::Status RankClient::Connect(absl::Time deadline) {
         absl::StrCat("job '", options_.job_id, "' is over: ", job.state_reason()));
   }
 
-  creation_ = job.creation();
+  generation_ = job.generation();
   attach_key_ = job.attach_key();
   ASSIGN_OR_RETURN(AttachedRank rank, Attach(/*former=*/0, options_.wait_if_attached, deadline));
   lease_ = std::move(rank.lease);
@@ -124,7 +124,7 @@ absl::StatusOr<AttachedRank> RankClient::Attach(int64_t former, bool wait_if_att
   request.set_rank(options_.rank);
   request.set_world_size(options_.config.world_size);
   request.set_layout_digest(LayoutDigest(layout_));
-  request.set_creation(creation_);
+  request.set_generation(generation_);
   request.set_former_attachment(former);
   // Only the job's owner gets it from the coordinator.
   request.set_attach_key(attach_key_);

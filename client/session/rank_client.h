@@ -63,7 +63,7 @@ class RankClient {
   ControlPage* page() const { return reinterpret_cast<ControlPage*>(memory_.control.data()); }
   int rank() const { return options_.rank; }
   int num_units() const { return static_cast<int>(layout_.units.size()); }
-  int64_t creation() const { return creation_; }  // Of the job.
+  int64_t generation() const { return generation_; }  // Of the job.
   uint32_t epoch() const { return epoch_; }
   int64_t version() const;    // Of the state: steps and writes.
   int64_t next_step() const;  // 1 + the last committed one.
@@ -137,7 +137,7 @@ class RankClient {
   UniqueFd executor_socket_;                  // For the one that Begin starts.
   std::unique_ptr<HostedExecutor> executor_;  // Null: the worker runs it.
   bool only_host_ = false;                    // It could not.
-  int64_t creation_ = 0;
+  int64_t generation_ = 0;
   uint32_t epoch_ = 0, results_ = 0;                // Results seen in this epoch.
   absl::Time wait_limit_ = absl::InfiniteFuture();  // Of each wait.
   // Since when epochs have failed without anything that was completed.

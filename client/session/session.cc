@@ -170,7 +170,7 @@ absl::StatusOr<double> Session::ClipGradNorm(double max_norm, double p,
 
 bool Session::has_gradient(int unit) const { return state_->slots.gradient(unit).begun; }
 bool Session::reduced(int unit) const { return state_->slots.gradient(unit).reduced; }
-int Session::HolderOfSlot(int unit) const { return state_->slots.HolderOf(unit); }
+std::optional<int> Session::HolderOfSlot(int unit) const { return state_->slots.HolderOf(unit); }
 bool Session::within_step() const { return state_->slots.within_step(); }
 
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
@@ -195,7 +195,7 @@ absl::Status Session::DropGradients(int unit) { return state_->slots.Drop(unit);
 
 absl::Status Session::Save(const std::string& path) {
   v1::SaveRequest request;
-  SetPath(path, &request);
+  SetSpec({SaveContent::kModel, path, /*options=*/{}, /*root=*/""}, &request);
   AddTrainerTensors(this, &request);
   return StateAccess(this).Call(OpKind::kSave, request.SerializeAsString()).status();
 }
@@ -203,8 +203,8 @@ absl::Status Session::Save(const std::string& path) {
 absl::Status Session::Fail(const absl::Status& cause) { return state_->client.Fail(cause); }
 absl::Status Session::Recover() { return state_->client.Recover(); }
 
-absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, int* redone) {
-  return state_->steps.Run(step_body, redone);
+absl::Status Session::RunStep(const std::function<absl::Status()>& step_body) {
+  return state_->steps.Run(step_body);
 }
 
 }  // namespace tessera

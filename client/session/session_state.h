@@ -34,8 +34,8 @@ struct SessionState {
   GradientSlots slots{&client};
   GradientReducer reducer{&client, &windows, &slots};
   StepProtocol steps{&client, &windows, &slots, &reducer};
-  std::function<std::string(int64_t wish)> wanted_save_request;  // See StateAccess::SaveWanted.
-  std::shared_ptr<const TrainerTensors> trainer_tensors;         // Null: none.
+  std::function<std::string(int64_t number)> wanted_save_request;  // See StateAccess::SaveWanted.
+  std::shared_ptr<const TrainerTensors> trainer_tensors;           // Null: none.
 };
 
 }  // namespace tessera

@@ -93,7 +93,7 @@ DialOptions StateAccess::coordinator() const { return session_->state().client.C
 
 const std::string& StateAccess::job_id() const { return session_->state().client.options().job_id; }
 
-int64_t StateAccess::creation() const { return session_->state().client.creation(); }
+int64_t StateAccess::generation() const { return session_->state().client.generation(); }
 int64_t StateAccess::epoch() const { return session_->state().client.epoch(); }
 int64_t StateAccess::version() const { return session_->state().client.version(); }
 
@@ -101,7 +101,7 @@ absl::Duration StateAccess::patience() const {
   return session_->state().client.options().operation_timeout;
 }
 
-void StateAccess::OnWantedSave(std::function<std::string(int64_t wish)> request) {
+void StateAccess::OnWantedSave(std::function<std::string(int64_t number)> request) {
   session_->state().wanted_save_request = std::move(request);
 }
 
@@ -124,15 +124,14 @@ absl::Status StateAccess::FinishState(const TrainingProgress& progress) {
 void StateAccess::SaveWanted() {
   RankClient& client = session_->state().client;
   // From shared memory, and the same on all ranks: the vote decided it.
-  const int64_t wish = client.page()->result.wanted_save;
-  if (wish == 0) return;
+  const int64_t number = client.page()->result.wanted_save;
+  if (number == 0) return;
   std::string bytes;
   if (session_->state().wanted_save_request != nullptr) {
-    bytes = session_->state().wanted_save_request(wish);
+    bytes = session_->state().wanted_save_request(number);
   } else {
     v1::SaveRequest request;
-    request.set_is_checkpoint(true);
-    request.set_wish(wish);
+    request.set_request_number(number);
     AddTrainerTensors(session_, &request);
     bytes = request.SerializeAsString();
   }

@@ -43,7 +43,7 @@ class StateAccess {
   // How the job and its coordinator are reached.
   DialOptions coordinator() const;
   const std::string& job_id() const;
-  int64_t creation() const;
+  int64_t generation() const;
   int64_t epoch() const;
   int64_t version() const;
   absl::Duration patience() const;
@@ -53,7 +53,7 @@ class StateAccess {
   // its next operation.
   void SaveWanted();
   // Makes the request of SaveWanted; else it has nothing of the trainer's own.
-  void OnWantedSave(std::function<std::string(int64_t wish)> request);
+  void OnWantedSave(std::function<std::string(int64_t number)> request);
 
   // The trainer's state in addition to the job's parameters: saves have it too, and loads give it
   // back. Null: nothing that is known.

@@ -132,7 +132,7 @@ absl::Status StepProtocol::RunBody(const std::function<absl::Status()>& step_bod
   return client_->Tell(status);
 }
 
-absl::Status StepProtocol::Run(const std::function<absl::Status()>& step_body, int* redone) {
+absl::Status StepProtocol::Run(const std::function<absl::Status()>& step_body) {
   const int64_t step = client_->next_step();
   if (client_->buffer_hooks() != nullptr && client_->buffer_hooks()->begin_step != nullptr)
     client_->buffer_hooks()->begin_step();
@@ -151,7 +151,6 @@ absl::Status StepProtocol::Run(const std::function<absl::Status()>& step_body, i
     // Decided before the failure, so it was completed everywhere: running it again would apply the
     // body's batch twice.
     if (client_->next_step() > step) return absl::OkStatus();
-    if (redone != nullptr) ++*redone;
     TESSERA_LOG(WARNING,
                 "job '{}', rank {}: repeats step {} in epoch {}, because it was undone: {}",
                 client_->options().job_id, client_->rank(), step, client_->epoch(),

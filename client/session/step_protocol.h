@@ -27,7 +27,7 @@ class StepProtocol {
   absl::Status Announce(const StepOptions& options);
   absl::StatusOr<StepResult> Step(const StepOptions& options);
   absl::StatusOr<double> ClipGradNorm(double max_norm, double p, const StepOptions& options);
-  absl::Status Run(const std::function<absl::Status()>& step_body, int* redone);
+  absl::Status Run(const std::function<absl::Status()>& step_body);
 
   // Has all ranks vote on the gradient: kStep or kTally. Gradients are complete first, and what was
   // clipped is taken in. A tally clips by the last two; by the job's where `norm_p` is 0.

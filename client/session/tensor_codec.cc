@@ -7,17 +7,18 @@
 #include "base/status_macros.h"
 #include "checkpoint/storage/storage_path.h"
 #include "client/session/state_access.h"
+#include "job/save_spec_codec.h"
 
 namespace tessera {
 
-void EncodeTensors(const std::vector<NamedTensor>& tensors, bool with_values,
+void EncodeTensors(const std::vector<NamedTensor>& tensors, TensorValues values,
                    google::protobuf::RepeatedPtrField<v1::NamedTensor>* to) {
   for (const NamedTensor& tensor : tensors) {
     v1::NamedTensor* encoded = to->Add();
     encoded->set_name(tensor.name);
     encoded->set_dtype(std::string(Name(tensor.dtype)));
     for (const int64_t dim : tensor.shape) encoded->add_shape(dim);
-    if (with_values) encoded->set_values(tensor.values);
+    if (values == TensorValues::kIncluded) encoded->set_values(tensor.values);
   }
 }
 
@@ -39,29 +40,30 @@ void AddTrainerTensors(Session* session, v1::SaveRequest* request) {
   if (own == nullptr) return;
   const bool leads = session->rank() == 0;
   // Values are large, and only rank 0's are saved.
-  const absl::StatusOr<std::vector<NamedTensor>> tensors = own->get(/*with_values=*/leads);
+  const absl::StatusOr<std::vector<NamedTensor>> tensors =
+      own->get(leads ? TensorValues::kIncluded : TensorValues::kOmitted);
   if (!tensors.ok()) {
     // Sent instead of failing here: all ranks reach the operation, and get the refusal together.
     request->set_refusal(tensors.status().ToString());
   } else if (leads) {
-    EncodeTensors(*tensors, /*with_values=*/true, request->mutable_buffers());
+    EncodeTensors(*tensors, TensorValues::kIncluded, request->mutable_buffers());
   }
 }
 
-void SetPath(const std::string& path, v1::SaveRequest* request) {
-  if (const absl::Status status = PlainPath(path).status(); status.ok()) {
-    request->set_path(path);
-  } else {
+void SetSpec(SaveSpec spec, v1::SaveRequest* request) {
+  if (const absl::Status status = PlainPath(spec.path).status(); !status.ok()) {
+    spec.path.clear();  // It may not fit into a message.
     request->set_refusal(std::string(status.message()));
   }
+  *request->mutable_spec() = EncodeSaveSpec(spec);
 }
 
 void AddTrainerTensors(Session* session, v1::LoadRequest* request) {
   const TrainerTensors* own = StateAccess(session).trainer_tensors();
   if (own == nullptr) return;
-  const absl::StatusOr<std::vector<NamedTensor>> tensors = own->get(/*with_values=*/false);
+  const absl::StatusOr<std::vector<NamedTensor>> tensors = own->get(TensorValues::kOmitted);
   if (tensors.ok()) {
-    EncodeTensors(*tensors, /*with_values=*/false, request->mutable_buffers());
+    EncodeTensors(*tensors, TensorValues::kOmitted, request->mutable_buffers());
   } else {
     request->set_refusal(std::string(tensors.status().message()));
   }

@@ -16,8 +16,7 @@ absl::Status CheckIdle(ShardedModel* model, absl::string_view what) {
 }  // namespace
 
 absl::Status SaveModelCheckpoint(ShardedModel* model, const std::string& path,
-                                 const std::string& trainer_state,
-                                 const SaveCheckpointOptions& options) {
+                                 const std::string& trainer_state, const SaveOptions& options) {
   RETURN_IF_ERROR(CheckIdle(model, "a checkpoint"));
   CheckpointContents contents;
   contents.trainer_state = trainer_state;

@@ -42,7 +42,7 @@ TEST_F(ModelCheckpointTest, JobOfAnotherSizeGoesOnWithParametersBuffersAndTraine
     TrainTo(trainer, 1);
     trainer.net->first->shift.fill_(0.5 + trainer.rank);
     TrainTo(trainer, 3);
-    SaveCheckpointOptions options;
+    SaveOptions options;
     options.in_background = true;
     ASSERT_OK(SaveModelCheckpoint(trainer.model.get(), Path(), absl::StrCat("rank ", trainer.rank),
                                   options));

@@ -115,7 +115,7 @@ TEST_F(ModelStatesTest, OneFileHasTheBuffers) {
 }
 
 TEST_F(ModelStatesTest, FolderOfFilesHasThem) {
-  SaveModelOptions options;
+  SaveOptions options;
   options.max_file_bytes = 64;
   ExpectCarried([&](Own& own) { return SaveModel(&own.model->session(), Path("m"), options); },
                 [&](Own& own) { return LoadModel(&own.model->session(), Path("m")).status(); });
@@ -128,7 +128,7 @@ TEST_F(ModelStatesTest, CheckpointOfTheSessionHasThem) {
 }
 
 TEST_F(ModelStatesTest, RoundedFileHasBuffersThatAreNot) {
-  SaveModelOptions options;
+  SaveOptions options;
   options.dtype = DType::kBf16;
   torch::Tensor mean;
   OnEach("first", [&](Own& own) {

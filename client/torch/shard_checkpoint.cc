@@ -182,8 +182,7 @@ absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own) {
 }
 
 absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const std::string& path,
-                                 const std::string& trainer_state,
-                                 const SaveCheckpointOptions& options) {
+                                 const std::string& trainer_state, const SaveOptions& options) {
   if (model->in_step()) return absl::FailedPreconditionError("a checkpoint within RunStep");
   RETURN_IF_ERROR(StoreOptimState(model, own));
   return SaveModelCheckpoint(model, path, trainer_state, options);

@@ -130,7 +130,7 @@ TEST_F(ShardCheckpointTest, JobOfAnotherSizeGoesOnWithWhatTheOptimizersRemember)
         ASSERT_OK_AND_ASSIGN(const OptimStateDict dict,
                              GatherOptimState(trainer.model.get(), own.get()));
         if (trainer.rank == 0) saved = dict;
-        SaveCheckpointOptions options;
+        SaveOptions options;
         options.in_background = true;
         ASSERT_OK(SaveModelCheckpoint(trainer.model.get(), own.get(), Path(), "", options));
         ASSERT_OK(AwaitSave(&trainer.model->session()));

@@ -39,7 +39,7 @@ class ShardedModelImpl : public ShardedModel {
   // Waits for other ranks until `deadline`.
   absl::Status Open(absl::Time deadline);
   Session& session() override { return *session_; }
-  absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone) override;
+  absl::Status RunStep(const std::function<absl::Status()>& step_body) override;
   absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override {
     return CatchTorch([&]() -> absl::StatusOr<StepResult> {
       RETURN_IF_ERROR(PrepareStep());
@@ -169,17 +169,14 @@ absl::Status ShardedModelImpl::PrepareStep() {
   return absl::OkStatus();
 }
 
-absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step_body,
-                                       int* redone) {
+absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step_body) {
   // Nested: the inner one must leave it set.
   const bool before = std::exchange(in_step_, true);
-  const absl::Status status = session_->RunStep(
-      [&] {
-        // In each try: what an earlier one added must not be counted twice.
-        windows_->DropGradients();
-        return CatchTorch(step_body);
-      },
-      redone);
+  const absl::Status status = session_->RunStep([&] {
+    // In each try: what an earlier one added must not be counted twice.
+    windows_->DropGradients();
+    return CatchTorch(step_body);
+  });
   in_step_ = before;
   return status;
 }

@@ -45,7 +45,7 @@ absl::StatusOr<std::map<std::string, torch::Tensor>> OwnTensors(ShardedModel* mo
   return own;
 }
 
-absl::StatusOr<std::vector<NamedTensor>> Get(ShardedModel* model, bool with_values) {
+absl::StatusOr<std::vector<NamedTensor>> Get(ShardedModel* model, TensorValues values) {
   RETURN_IF_ERROR(model->CheckIdle("a save or load"));
   // Saves have the buffers as they were declared.
   const ShardedModel::OriginalBuffers original(model);
@@ -56,7 +56,7 @@ absl::StatusOr<std::vector<NamedTensor>> Get(ShardedModel* model, bool with_valu
     to.name = name;
     ASSIGN_OR_RETURN(to.dtype, DTypeOf(name, tensor));
     to.shape.assign(tensor.sizes().begin(), tensor.sizes().end());
-    if (!with_values) continue;
+    if (values == TensorValues::kOmitted) continue;
     // What is only marked as conjugated or negated is computed: files have plain values.
     const torch::Tensor plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
     to.values.assign(static_cast<const char*>(plain.data_ptr()), plain.nbytes());
@@ -98,8 +98,8 @@ absl::Status Take(ShardedModel* model, const std::vector<NamedTensor>& loaded) {
 
 TrainerTensors TrainerTensorsOf(ShardedModel* model) {
   TrainerTensors tensors;
-  tensors.get = [model](bool with_values) {
-    return CatchTorch([&] { return Get(model, with_values); });
+  tensors.get = [model](TensorValues values) {
+    return CatchTorch([&] { return Get(model, values); });
   };
   tensors.take = [model](const std::vector<NamedTensor>& loaded) {
     return CatchTorch([&] { return Take(model, loaded); });

@@ -1,5 +1,7 @@
 #include "client/units/session_units.h"
 
+#include <optional>
+
 #include "base/status_macros.h"
 #include "tessera/device_gradients.h"
 
@@ -9,8 +11,8 @@ absl::Status SessionUnits::Open(int unit, Precision precision) {
   // The same memory cannot show two precisions.
   if (session_->precision(unit) != precision) RETURN_IF_ERROR(Close(unit));
   // A unit that was asked for, as the last time, and not used this time is in nobody's way.
-  const int other = DeviceGradients(session_).OtherInSlot(unit);
-  if (other >= 0 && !session_->unsharded(other)) RETURN_IF_ERROR(Close(other));
+  const std::optional<int> other = DeviceGradients(session_).OtherInSlot(unit);
+  if (other.has_value() && !session_->unsharded(*other)) RETURN_IF_ERROR(Close(*other));
   if (!session_->unsharded(unit)) RETURN_IF_ERROR(session_->Unshard(unit, precision));
   UseParameters(unit, precision);
   return absl::OkStatus();
@@ -18,7 +20,7 @@ absl::Status SessionUnits::Open(int unit, Precision precision) {
 
 absl::Status SessionUnits::AskFor(int unit, bool for_forward) {
   // Asking ahead is never an error. The unit is opened when it is used.
-  if (!session_->closed(unit) || DeviceGradients(session_).OtherInSlot(unit) >= 0)
+  if (!session_->closed(unit) || DeviceGradients(session_).OtherInSlot(unit).has_value())
     return absl::OkStatus();
   return session_->UnshardAsync(unit,
                                 for_forward ? WantedPrecision(unit) : session_->precision(unit));

@@ -3,6 +3,8 @@
 #ifndef TESSERA_CLIENT_UNITS_SESSION_UNITS_H_
 #define TESSERA_CLIENT_UNITS_SESSION_UNITS_H_
 
+#include <optional>
+
 #include "absl/status/status.h"
 #include "client/units/unit_host.h"
 #include "tessera/session.h"
@@ -18,7 +20,7 @@ class SessionUnits : public UnitHost {
   absl::Status AskFor(int unit, bool for_forward) override;
   absl::Status Close(int unit) override;
   absl::Status Reduce(int unit) override;
-  int HolderOfSlot(int unit) override { return session_->HolderOfSlot(unit); }
+  std::optional<int> HolderOfSlot(int unit) override { return session_->HolderOfSlot(unit); }
 
  protected:
   Session* session() const { return session_; }

@@ -1,5 +1,6 @@
 #include "client/units/unit_driver.h"
 
+#include <optional>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -122,8 +123,8 @@ absl::Status UnitDriver::EndWork(int unit) {
 }
 
 absl::Status UnitDriver::MakeRoom(int unit) {
-  const int holder = host_->HolderOfSlot(unit);
-  return holder < 0 ? absl::OkStatus() : ReduceIfSynced(holder);
+  const std::optional<int> holder = host_->HolderOfSlot(unit);
+  return holder.has_value() ? ReduceIfSynced(*holder) : absl::OkStatus();
 }
 
 // Without synchronisation gradients only accumulate.

@@ -1,6 +1,7 @@
 #include "client/units/unit_driver.h"
 
 #include <functional>
+#include <optional>
 #include <random>
 #include <string>
 
@@ -40,12 +41,12 @@ class Host : public UnitHost {
     reduced[unit] += std::exchange(added[unit], 0);
     return absl::OkStatus();
   }
-  int HolderOfSlot(int unit) override {
+  std::optional<int> HolderOfSlot(int unit) override {
     for (size_t other = 1; other < added.size() && unit > 0; ++other) {
       if (static_cast<int>(other) != unit && added[other] > 0 && (other - unit) % 2 == 0)
-        return other;
+        return static_cast<int>(other);
     }
-    return -1;
+    return std::nullopt;
   }
 
   std::vector<bool> open;
@@ -87,7 +88,7 @@ class UnitDriverTest : public testing::Test {
   }
   void Gradient(int unit) {
     EXPECT_OK(driver_->MakeRoom(unit));
-    EXPECT_EQ(host_->HolderOfSlot(unit), -1);
+    EXPECT_EQ(host_->HolderOfSlot(unit), std::nullopt);
     ++host_->added[unit];
     EXPECT_OK(driver_->OnGradient(unit));
   }

@@ -2,6 +2,8 @@
 #ifndef TESSERA_CLIENT_UNITS_UNIT_HOST_H_
 #define TESSERA_CLIENT_UNITS_UNIT_HOST_H_
 
+#include <optional>
+
 #include "absl/status/status.h"
 #include "tessera/session_options.h"
 
@@ -18,8 +20,8 @@ class UnitHost {
   virtual absl::Status Close(int unit) = 0;
   // Reduces what was added to its gradient since the last time, if anything was.
   virtual absl::Status Reduce(int unit) = 0;
-  // The other unit whose gradient, not reduced yet, has the memory of this one's; -1: none.
-  virtual int HolderOfSlot(int unit) = 0;
+  // The other unit whose gradient, not reduced yet, has the memory of this one's.
+  virtual std::optional<int> HolderOfSlot(int unit) = 0;
 };
 
 }  // namespace tessera

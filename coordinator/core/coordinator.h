@@ -31,7 +31,7 @@
 #include "coordinator/core/coordinator_options.h"
 #include "coordinator/core/effects.h"
 #include "coordinator/core/events.h"
-#include "coordinator/core/hand_over.h"
+#include "coordinator/core/hand_over_state.h"
 #include "coordinator/core/job.h"
 #include "coordinator/core/member_registry.h"
 #include "coordinator/core/rank_assigner.h"

@@ -39,7 +39,7 @@ class CoordinatorHandOverTest : public ::testing::Test {
     for (int64_t rank : {0, 1}) {
       ASSERT_OK(Run([&](Effects* e) {
         return core_.ReportStep(
-            worker_, {kOld, View(kOld).creation, Epoch(1), Rank(rank), Step(2), 1, {1}}, now_, e);
+            worker_, {kOld, View(kOld).generation, Epoch(1), Rank(rank), Step(2), 1, {1}}, now_, e);
       }));
     }
   }
@@ -73,7 +73,7 @@ class CoordinatorHandOverTest : public ::testing::Test {
     ASSERT_EQ(view.status.state, JobState::kStarting) << view.status.reason;
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportPrepared(
-          worker_, {job, view.creation, view.status.epoch, Step(decided), {}, ""}, now_, e);
+          worker_, {job, view.generation, view.status.epoch, Step(decided), {}, ""}, now_, e);
     }));
     for (int i = 0; i < 30 && View(job).status.state != JobState::kRunning; ++i) Pass();
     ASSERT_EQ(View(job).status.state, JobState::kRunning);
@@ -89,7 +89,7 @@ class CoordinatorHandOverTest : public ::testing::Test {
   HandOverOffer Offered(int64_t rank, int64_t step = 2) {
     const JobView view = View(kOld);
     return {kOld,
-            view.creation,
+            view.generation,
             view.status.epoch,
             Rank(rank),
             Step(step),
@@ -110,7 +110,7 @@ class CoordinatorHandOverTest : public ::testing::Test {
   absl::Status Take(int64_t rank, bool finish, const JobId& taker = kNew) {
     const JobView by = View(taker), old = View(kOld);
     return Run([&](Effects* e) {
-      return core_.TakeOverJob({kOld, old.creation, old.hand_over->number, taker, by.creation,
+      return core_.TakeOverJob({kOld, old.generation, old.hand_over->number, taker, by.generation,
                                 by.status.epoch, Rank(rank), finish},
                                now_, e);
     });
@@ -195,7 +195,7 @@ TEST_F(CoordinatorHandOverTest, OfferThatIsWithdrawnOrOfAnEndedEpochDoesNotCount
   ASSERT_OK(Offer(second));
   EXPECT_FALSE(View(kOld).hand_over.has_value());
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.ReportFailure(worker_, {kOld, View(kOld).creation, Epoch(1), Rank(0), "died"},
+    return core_.ReportFailure(worker_, {kOld, View(kOld).generation, Epoch(1), Rank(0), "died"},
                                now_, e);
   }));
   EXPECT_THAT(Offer(again),
@@ -209,7 +209,7 @@ TEST_F(CoordinatorHandOverTest, FailuresAndRestartsLeaveItFrozenUntilItEnds) {
   for (int64_t epoch : {2, 3}) {
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportFailure(
-          worker_, {kOld, View(kOld).creation, Epoch(epoch), Rank(1), "died"}, now_, e);
+          worker_, {kOld, View(kOld).generation, Epoch(epoch), Rank(1), "died"}, now_, e);
     }));
     Begin(kOld, 2);
     EXPECT_EQ(Phase(), HandOverPhase::kOffered);
@@ -244,7 +244,7 @@ TEST_F(CoordinatorHandOverTest, TakerOwnsItOnceAllOfItsRanksAreReadyInOneEpoch) 
   ASSERT_OK(Take(0, false));
   ASSERT_OK(Take(1, false));
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.ReportFailure(worker_, {kNew, View(kNew).creation, Epoch(1), Rank(2), "died"},
+    return core_.ReportFailure(worker_, {kNew, View(kNew).generation, Epoch(1), Rank(2), "died"},
                                now_, e);
   }));
   Begin(kNew, 0);
@@ -313,7 +313,7 @@ TEST_F(CoordinatorHandOverTest, TakerThatTrainsHasItWithoutAWord) {
   for (int64_t rank : {0, 1, 2}) {
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportStep(
-          worker_, {kNew, View(kNew).creation, Epoch(1), Rank(rank), Step(1), 1, {}}, now_, e);
+          worker_, {kNew, View(kNew).generation, Epoch(1), Rank(rank), Step(1), 1, {}}, now_, e);
     }));
   }
   Pass();

@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 
 const JobId kJob("gpt");
-constexpr Creation kCreation(70);
+constexpr Generation kGeneration(70);
 
 CoordinatorOptions Spread() {
   CoordinatorOptions options;
@@ -49,15 +49,15 @@ class CoordinatorOrphansTest : public ::testing::Test {
     return *MakeJobSpec(model, config, 0);
   }
   // Reports that it holds the job, in this epoch.
-  absl::Status Beat(const std::string& worker, int64_t epoch, Creation creation = kCreation) {
+  absl::Status Beat(const std::string& worker, int64_t epoch, Generation generation = kGeneration) {
     return Run([&](Effects* e) {
-      return core_.Heartbeat(Life(worker), {{kJob, creation, Epoch(epoch), {}}}, now_, e);
+      return core_.Heartbeat(Life(worker), {{kJob, generation, Epoch(epoch), {}}}, now_, e);
     });
   }
-  HeldJob Held(int64_t epoch, int64_t decided = 12, Creation creation = kCreation) const {
+  HeldJob Held(int64_t epoch, int64_t decided = 12, Generation generation = kGeneration) const {
     HeldJob held;
     held.job = kJob;
-    held.creation = creation;
+    held.generation = generation;
     held.spec = Spec();
     held.epoch = Epoch(epoch);
     held.places = {{WorkerId("a"), 0}, {WorkerId("b"), 0}};
@@ -67,9 +67,9 @@ class CoordinatorOrphansTest : public ::testing::Test {
     return held;
   }
   absl::Status Describe(const std::string& worker, int64_t epoch, int64_t decided = 12,
-                        Creation creation = kCreation) {
+                        Generation generation = kGeneration) {
     return Run([&](Effects* e) {
-      return core_.ReportHeld(Life(worker), Held(epoch, decided, creation), now_, e);
+      return core_.ReportHeld(Life(worker), Held(epoch, decided, generation), now_, e);
     });
   }
   absl::StatusOr<JobView> Create(const std::string& request) {
@@ -148,7 +148,7 @@ TEST_F(CoordinatorOrphansTest, IsKeptAndShownUntilAllItsWorkersHaveDescribedIt) 
   EXPECT_EQ(Job().status.state, JobState::kStarting);
   EXPECT_EQ(Job().status.epoch, Epoch(6)) << "one that no worker has been in";
   EXPECT_EQ(Job().committed_step, Step(12));
-  EXPECT_EQ(Job().creation, kCreation);
+  EXPECT_EQ(Job().generation, kGeneration);
   EXPECT_EQ(core_.ListJobs().size(), 1);
 }
 
@@ -173,7 +173,7 @@ TEST_F(CoordinatorOrphansTest, OneOfItsNameIsMadeOnlyOnceItIsDeletedWhichDropsIt
   EXPECT_EQ(Count<DropJob>(), 1);
   EXPECT_EQ(Count<DescribeJob>(), 0);
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r3"));
-  EXPECT_LT(kCreation, made.creation);
+  EXPECT_LT(kGeneration, made.generation);
 }
 
 TEST_F(CoordinatorOrphansTest, WhatItsWorkerNoLongerListsIsGone) {
@@ -229,7 +229,7 @@ TEST_F(CoordinatorOrphansTest, OlderJournalPlacesNoJobBeforeTheWorkersThatHoldIt
   ASSERT_EQ(made.status.placements[1].worker, WorkerId("b"));
   TakeOver();
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.ReportFailure(Life("b"), {kJob, made.creation, Epoch(1), Rank(-1), "full"}, now_,
+    return core_.ReportFailure(Life("b"), {kJob, made.generation, Epoch(1), Rank(-1), "full"}, now_,
                                e);
   }));
   EXPECT_EQ(Job().status.epoch, Epoch(1)) << "a worker may hold a second one";
@@ -241,7 +241,7 @@ TEST_F(CoordinatorOrphansTest, WorkerWithoutARankKeepsStepsThatTheJournalNeverHa
   ASSERT_OK(Register("c"));
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   for (const char* worker : {"a", "b"}) {
-    EpochPrepared event{kJob, made.creation, Epoch(1)};
+    EpochPrepared event{kJob, made.generation, Epoch(1)};
     event.holds_nothing = true;
     ASSERT_OK(Run([&](Effects* e) { return core_.ReportPrepared(Life(worker), event, now_, e); }));
   }
@@ -249,17 +249,17 @@ TEST_F(CoordinatorOrphansTest, WorkerWithoutARankKeepsStepsThatTheJournalNeverHa
   RankStatus later;
   later.step = Step(13);
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.Heartbeat(Life("c"), {{kJob, made.creation, Epoch(1), {{0, later}}}}, now_, e);
+    return core_.Heartbeat(Life("c"), {{kJob, made.generation, Epoch(1), {{0, later}}}}, now_, e);
   }));
   EXPECT_EQ(Count<DropJob>(), 0);
 }
 
 TEST_F(CoordinatorOrphansTest, DescriptionThatContradictsTheJournalIsRefused) {
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
-  ASSERT_OK(Beat("a", 8, made.creation));
+  ASSERT_OK(Beat("a", 8, made.generation));
   HeldJob other;
   other.job = kJob;
-  other.creation = made.creation;
+  other.generation = made.generation;
   JobConfig config;
   config.world_size = 1;
   ModelSpec model;
@@ -275,7 +275,7 @@ TEST_F(CoordinatorOrphansTest, JobThatThisJournalDeletedIsDroppedAlsoAfterAResta
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   ASSERT_OK(Delete("r2"));
   ASSERT_OK_AND_ASSIGN(core_, Coordinator::Restore(CoordinatorOptions(), records_, now_));
-  ASSERT_OK(Beat("a", 1, made.creation));
+  ASSERT_OK(Beat("a", 1, made.generation));
   EXPECT_EQ(Count<DropJob>(), 1);
   EXPECT_EQ(Count<DescribeJob>(), 0);
 }
@@ -286,7 +286,7 @@ TEST_F(CoordinatorOrphansTest, DeletionIsRememberedWhereAnEarlierOneIsStillToBeD
   const auto next = Create("create");
   ASSERT_OK(next);
   ASSERT_OK(Delete("delete"));
-  ASSERT_OK(Beat("b", 1, next->creation));
+  ASSERT_OK(Beat("b", 1, next->generation));
   EXPECT_EQ(Count<DropJob>(), 1);
   EXPECT_THAT(core_.GetJob(kJob).status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
 }
@@ -294,17 +294,17 @@ TEST_F(CoordinatorOrphansTest, DeletionIsRememberedWhereAnEarlierOneIsStillToBeD
 TEST_F(CoordinatorOrphansTest, JournalOfAnOlderEpochTakesOverTheLaterOne) {
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   ASSERT_EQ(made.status.epoch, Epoch(1));
-  ASSERT_OK(Beat("a", 8, made.creation));
+  ASSERT_OK(Beat("a", 8, made.generation));
   EXPECT_EQ(Count<DropJob>(), 0);
   EXPECT_THAT(Job().status.reason, HasSubstr("the journal has an older epoch"));
-  ASSERT_OK(Describe("a", 8, 40, made.creation));
+  ASSERT_OK(Describe("a", 8, 40, made.generation));
   // Nothing changes until it knows what the others hold.
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.ReportPrepared(Life("b"), {kJob, made.creation, Epoch(1)}, now_, e);
+    return core_.ReportPrepared(Life("b"), {kJob, made.generation, Epoch(1)}, now_, e);
   }));
   EXPECT_EQ(Job().status.epoch, Epoch(1));
-  ASSERT_OK(Beat("b", 8, made.creation));
-  ASSERT_OK(Describe("b", 8, 40, made.creation));
+  ASSERT_OK(Beat("b", 8, made.generation));
+  ASSERT_OK(Describe("b", 8, 40, made.generation));
   EXPECT_EQ(Job().status.epoch, Epoch(9));
   EXPECT_EQ(Job().committed_step, Step(40));
 }
@@ -317,16 +317,16 @@ TEST_F(CoordinatorOrphansTest, JournalOfBeforeTheFirstEpochBeganTakesThatOver) {
   for (int rank = 0; rank < 2; ++rank) {
     const std::string worker = rank == 0 ? "a" : "b";
     ASSERT_OK(Run([&](Effects* e) {
-      return core_.Heartbeat(Life(worker), {{kJob, made.creation, Epoch(1), {{rank, running}}}},
+      return core_.Heartbeat(Life(worker), {{kJob, made.generation, Epoch(1), {{rank, running}}}},
                              now_, e);
     }));
     EXPECT_EQ(Count<DescribeJob>(), 1);
     ASSERT_OK(Run([&](Effects* e) {
-      return core_.ReportFailure(Life(worker), {kJob, made.creation, Epoch(1), Rank(rank), "died"},
-                                 now_, e);
+      return core_.ReportFailure(Life(worker),
+                                 {kJob, made.generation, Epoch(1), Rank(rank), "died"}, now_, e);
     }));
     EXPECT_EQ(Count<PrepareEpoch>(), 0) << "it would begin with nothing";
-    ASSERT_OK(Describe(worker, 1, 12, made.creation));
+    ASSERT_OK(Describe(worker, 1, 12, made.generation));
   }
   EXPECT_EQ(Job().status.epoch, Epoch(2));
   EXPECT_TRUE(Job().status.bound);
@@ -349,10 +349,10 @@ TEST_F(CoordinatorOrphansTest, TakeOverThatTheJournalDidNotTakeLeavesItAnOrphan)
 TEST_F(CoordinatorOrphansTest, WaitsForTheWorkerOfALaterEpochThatHasNotDescribedIt) {
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   ASSERT_OK(Register("c"));
-  ASSERT_OK(Beat("c", 8, made.creation));
+  ASSERT_OK(Beat("c", 8, made.generation));
   for (const char* worker : {"a", "b"}) {
-    ASSERT_OK(Beat(worker, 1, made.creation));
-    ASSERT_OK(Describe(worker, 1, 0, made.creation));
+    ASSERT_OK(Beat(worker, 1, made.generation));
+    ASSERT_OK(Describe(worker, 1, 0, made.generation));
   }
   EXPECT_EQ(Job().status.epoch, Epoch(1)) << "what 'c' holds would be given up";
   EXPECT_THAT(Job().status.reason, HasSubstr("worker 'c' is here too"));
@@ -413,7 +413,7 @@ TEST_F(CoordinatorOrphansTest, WorkerThatLostItsMemoryWithoutEndingIsNoticedAtTh
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   const auto prepared = [&](const std::string& worker, int64_t epoch, int64_t decided,
                             bool nothing) {
-    EpochPrepared event{kJob, made.creation, Epoch(epoch), Step(decided)};
+    EpochPrepared event{kJob, made.generation, Epoch(epoch), Step(decided)};
     event.holds_nothing = nothing;
     return Run([&](Effects* e) { return core_.ReportPrepared(Life(worker), event, now_, e); });
   };
@@ -423,11 +423,12 @@ TEST_F(CoordinatorOrphansTest, WorkerThatLostItsMemoryWithoutEndingIsNoticedAtTh
   for (const int64_t rank : {0, 1}) {
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportStep(Life(rank == 0 ? "a" : "b"),
-                              {kJob, made.creation, Epoch(1), Rank(rank), Step(1), 1, {}}, now_, e);
+                              {kJob, made.generation, Epoch(1), Rank(rank), Step(1), 1, {}}, now_,
+                              e);
     }));
   }
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.ReportFailure(Life("a"), {kJob, made.creation, Epoch(1), Rank(0), "test"}, now_,
+    return core_.ReportFailure(Life("a"), {kJob, made.generation, Epoch(1), Rank(0), "test"}, now_,
                                e);
   }));
   ASSERT_OK(prepared("a", 2, 1, false));

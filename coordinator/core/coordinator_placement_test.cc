@@ -60,7 +60,7 @@ class CoordinatorPlacementTest : public ::testing::Test {
                 int64_t decided_step = 0) {
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportPrepared({WorkerId(worker), Incarnation(1)},
-                                  {JobId(job), CreationOf(job), Epoch(epoch), Step(decided_step)},
+                                  {JobId(job), GenerationOf(job), Epoch(epoch), Step(decided_step)},
                                   now_, e);
     }));
   }
@@ -68,7 +68,7 @@ class CoordinatorPlacementTest : public ::testing::Test {
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportFailure(
           {WorkerId(worker), Incarnation(1)},
-          {JobId(job), CreationOf(job), StatusOf(job).epoch, Rank(0), "test"}, now_, e);
+          {JobId(job), GenerationOf(job), StatusOf(job).epoch, Rank(0), "test"}, now_, e);
     }));
   }
   // "job" of one rank runs on "a" in epoch 2, after `steps` steps; "b" has room too.
@@ -108,7 +108,7 @@ class CoordinatorPlacementTest : public ::testing::Test {
     }
   }
   JobStatus StatusOf(const std::string& job) { return core_.GetJob(JobId(job))->status; }
-  Creation CreationOf(const std::string& job) { return core_.GetJob(JobId(job))->creation; }
+  Generation GenerationOf(const std::string& job) { return core_.GetJob(JobId(job))->generation; }
   std::string WorkerOf(const std::string& job) {
     return StatusOf(job).placements[0].worker.value();
   }
@@ -253,7 +253,7 @@ TEST_F(CoordinatorPlacementTest, PreparedEpochThatIsPutOffIsNoFailureOfTheWorker
     Prepared("a", "job", epoch);
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportFailure({WorkerId("a"), Incarnation(1)},
-                                 {JobId("job"), CreationOf("job"), Epoch(epoch), Rank(0), "test"},
+                                 {JobId("job"), GenerationOf("job"), Epoch(epoch), Rank(0), "test"},
                                  now_, e);
     }));
   }
@@ -272,7 +272,8 @@ TEST_F(CoordinatorPlacementTest, JobThatAWorkerCannotHoldGoesToAnotherOrWaitsAnd
     return Run([&](Effects* e) {
       return core_.ReportFailure(
           {WorkerId(worker), Incarnation(1)},
-          {JobId("job"), CreationOf("job"), StatusOf("job").epoch, Rank(-1), "no memory"}, now_, e);
+          {JobId("job"), GenerationOf("job"), StatusOf("job").epoch, Rank(-1), "no memory"}, now_,
+          e);
     });
   };
   EXPECT_THAT(refuse("b"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no rank -1")));
@@ -304,7 +305,7 @@ TEST_F(CoordinatorPlacementTest, SilentWorkerKeepsTheShardsAndTheJobWaitsForItBy
     Pass(absl::Seconds(600), {"b"});
     EXPECT_EQ(StatusOf("job").epoch, waiting) << "no epoch that could only fail";
     ASSERT_OK(Run([&](Effects* e) {
-      const JobProgress progress{JobId("job"), CreationOf("job"), Epoch(2), {}};
+      const JobProgress progress{JobId("job"), GenerationOf("job"), Epoch(2), {}};
       return core_.Heartbeat({WorkerId("a"), Incarnation(1)}, {progress}, now_, e);
     }));
     EXPECT_EQ(CountDrops(), 0);

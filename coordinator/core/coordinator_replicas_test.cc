@@ -65,7 +65,7 @@ class CoordinatorReplicasTest : public ::testing::Test {
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportPrepared(SenderOf(worker),
                                   {kJob,
-                                   core_.GetJob(kJob)->creation,
+                                   core_.GetJob(kJob)->generation,
                                    Status().epoch,
                                    Step(decided_step),
                                    {},
@@ -89,7 +89,7 @@ class CoordinatorReplicasTest : public ::testing::Test {
       ASSERT_OK(Run([&](Effects* e) {
         return core_.ReportStep(
             SenderOf(Workers()[rank]),
-            {kJob, core_.GetJob(kJob)->creation, Status().epoch, Rank(rank), Step(step), 7, {}},
+            {kJob, core_.GetJob(kJob)->generation, Status().epoch, Rank(rank), Step(step), 7, {}},
             now_, e);
       }));
     }
@@ -158,8 +158,9 @@ TEST_F(CoordinatorReplicasTest, WorkerThatDiedWhileItWasRebuiltIsRebuiltAgain) {
   }
   // The next epoch finds it complete.
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.ReportFailure(
-        SenderOf("a"), {kJob, core_.GetJob(kJob)->creation, Status().epoch, Rank(0), "x"}, now_, e);
+    return core_.ReportFailure(SenderOf("a"),
+                               {kJob, core_.GetJob(kJob)->generation, Status().epoch, Rank(0), "x"},
+                               now_, e);
   }));
   Pass(absl::Seconds(1), {"a", "b"});
   Prepared("a", 2);
@@ -181,7 +182,7 @@ TEST_F(CoordinatorReplicasTest, SilentWorkersPlaceIsTakenByAnotherOne) {
   // A worker that returns too late has no ranks of the job.
   Return("b");
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.Heartbeat(SenderOf("b"), {{kJob, core_.GetJob(kJob)->creation, Epoch(1), {}}},
+    return core_.Heartbeat(SenderOf("b"), {{kJob, core_.GetJob(kJob)->generation, Epoch(1), {}}},
                            now_, e);
   }));
   ASSERT_EQ(effects_.commands.size(), 1u);
@@ -263,9 +264,9 @@ TEST_F(CoordinatorReplicasTest, WorkerThatCannotHoldTheReplicaIsPassedOver) {
   Pass(absl::Seconds(12), {"a", "c", "d"});
   ASSERT_THAT(Workers(), ElementsAre("a", "a", "c", "c"));
   ASSERT_OK(Run([&](Effects* e) {
-    return core_.ReportFailure(SenderOf("c"),
-                               {kJob, core_.GetJob(kJob)->creation, Status().epoch, Rank(-1), "x"},
-                               now_, e);
+    return core_.ReportFailure(
+        SenderOf("c"), {kJob, core_.GetJob(kJob)->generation, Status().epoch, Rank(-1), "x"}, now_,
+        e);
   }));
   Pass(absl::Seconds(2), {"a", "c", "d"});
   EXPECT_THAT(Workers(), ElementsAre("a", "a", "d", "d"));

@@ -44,12 +44,12 @@ class CoordinatorSavesTest : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(const JobView view, Run([&](Effects* e) {
                            return core_.CreateJob({"r", kJob, spec}, now_, e);
                          }));
-    creation_ = view.creation;
+    generation_ = view.generation;
     Prepare(1);
   }
   void Prepare(int64_t epoch) {
     ASSERT_OK(Run([&](Effects* e) {
-      return core_.ReportPrepared(kWorker, {kJob, creation_, Epoch(epoch), Step(0), {}, ""}, now_,
+      return core_.ReportPrepared(kWorker, {kJob, generation_, Epoch(epoch), Step(0), {}, ""}, now_,
                                   e);
     }));
     ASSERT_EQ(core_.GetJob(kJob)->status.state, JobState::kRunning);
@@ -57,19 +57,20 @@ class CoordinatorSavesTest : public ::testing::Test {
   void Beat(bool attached) {
     RankStatus status;
     status.attached = attached;
-    const std::vector<JobProgress> beat = {{kJob, creation_, Epoch(1), {{0, status}, {1, status}}}};
+    const std::vector<JobProgress> beat = {
+        {kJob, generation_, Epoch(1), {{0, status}, {1, status}}}};
     ASSERT_OK(Run([&](Effects* e) { return core_.Heartbeat(kWorker, beat, now_, e); }));
   }
   void FailEpoch(int64_t epoch) {
     ASSERT_OK(Run([&](Effects* e) {
-      return core_.ReportFailure(kWorker, {kJob, creation_, Epoch(epoch), Rank(0), "died"}, now_,
+      return core_.ReportFailure(kWorker, {kJob, generation_, Epoch(epoch), Rank(0), "died"}, now_,
                                  e);
     }));
   }
   absl::StatusOr<SaveView> Request(const std::string& id, const std::string& path,
                                    absl::Duration expires_in = absl::InfiniteDuration()) {
     RequestSaveEvent event = {id, kJob, {}, expires_in};
-    event.form.path = path;
+    event.spec.path = path;
     return Run([&](Effects* e) { return core_.RequestSave(event, now_, e); });
   }
   absl::StatusOr<SaveView> Cancel(int64_t number) {
@@ -79,12 +80,12 @@ class CoordinatorSavesTest : public ::testing::Test {
                     const std::string& path, int rank = 0) const {
     SaveReport report;
     report.job = kJob;
-    report.creation = creation_;
+    report.generation = generation_;
     report.epoch = Epoch(epoch);
     report.rank = Rank(rank);
     report.ordinal = ordinal;
     report.number = number;
-    report.form.path = path;
+    report.spec.path = path;
     report.phase = phase;
     report.step = Step(7);
     report.size_bytes = 100;
@@ -122,14 +123,14 @@ class CoordinatorSavesTest : public ::testing::Test {
   Coordinator core_{CoordinatorOptions()};
   std::vector<StateRecord> records_;
   Effects effects_;
-  Creation creation_;
+  Generation generation_;
 };
 
 TEST_F(CoordinatorSavesTest, RequestsAreWantedOneAfterTheOtherAndEndAsTheRanksSay) {
   Beat(/*attached=*/true);
   ASSERT_OK_AND_ASSIGN(const SaveView first, Request("a", "/a"));
   EXPECT_EQ(Wanted().number, 1);
-  EXPECT_EQ(Wanted().form.path, "/a");
+  EXPECT_EQ(Wanted().spec.path, "/a");
   ASSERT_OK_AND_ASSIGN(const SaveView second, Request("b", "/b"));
   EXPECT_EQ(Wanted().number, 1);
   EXPECT_THAT(second.waits_for, HasSubstr("save 1"));
@@ -189,7 +190,7 @@ TEST_F(CoordinatorSavesTest, RequestSurvivesARestartAndGoesToWhoeverConnects) {
   Restart();
   ASSERT_OK(Run([&](Effects* e) { return core_.Connect(kWorker, now_, e); }));
   EXPECT_EQ(Wanted().number, 1);
-  EXPECT_EQ(Wanted().form.path, "/a");
+  EXPECT_EQ(Wanted().spec.path, "/a");
   ASSERT_OK(Tell(Report(SaveReport::Phase::kEnded, 1, 1, 1, "/a")));
   Restart();
   EXPECT_EQ(Get(1).state, SaveState::kEnded);
@@ -267,7 +268,7 @@ TEST_F(CoordinatorSavesTest, TrainersOwnSavesAreKnownOnceEachAlsoAfterARestart) 
   ASSERT_OK(Tell(second)) << "a worker tells again what it told";
   ASSERT_OK_AND_ASSIGN(const std::vector<SaveView> saves, core_.ListSaves(kJob));
   ASSERT_EQ(saves.size(), 2);
-  EXPECT_EQ(saves[0].save.form.path, "/s2");
+  EXPECT_EQ(saves[0].save.spec.path, "/s2");
   EXPECT_EQ(saves[0].save.fate, SaveFate::kKept);
   EXPECT_EQ(saves[1].save.fate, SaveFate::kRemoved);
 }
@@ -307,8 +308,8 @@ TEST_F(CoordinatorSavesTest, NewestAreKeptAndTheRestForgotten) {
   Restart();
   ASSERT_OK_AND_ASSIGN(const std::vector<SaveView> saves, core_.ListSaves(kJob));
   ASSERT_EQ(saves.size(), SaveLog::kMaxEnded);
-  EXPECT_EQ(saves.front().save.form.path, absl::StrCat("/s", kSaves));
-  EXPECT_EQ(saves.back().save.form.path, "/s4");
+  EXPECT_EQ(saves.front().save.spec.path, absl::StrCat("/s", kSaves));
+  EXPECT_EQ(saves.back().save.spec.path, "/s4");
 }
 
 TEST_F(CoordinatorSavesTest, DeletedJobHasNoneAndReportsOfItAreIgnored) {

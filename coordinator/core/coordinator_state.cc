@@ -71,7 +71,7 @@ EpochRuntime& CoordinatorState::Runtime(const JobId& id, const Job& job) {
 }
 
 bool CoordinatorState::IsBehind(const JobId& id, const Job& job) const {
-  const Orphans::Holders* holders = orphans.Find({id, job.creation});
+  const Orphans::Holders* holders = orphans.Find({id, job.generation});
   return holders != nullptr &&
          std::any_of(holders->begin(), holders->end(), [&](const auto& holder) {
            return holder.second.IsAheadOf(job.status.epoch, job.HasBegun());

@@ -22,7 +22,6 @@
 #include "coordinator/core/durable_state.h"
 #include "coordinator/core/effects.h"
 #include "coordinator/core/epoch_runtime.h"
-#include "coordinator/core/job_placer.h"
 #include "coordinator/core/orphans.h"
 
 namespace tessera::coordinator {
@@ -53,7 +52,6 @@ class CoordinatorState {
   EpochRuntime& Runtime(const JobId& id, const Job& job);
   const EpochRuntime* FindRuntime(const JobId& id, const Job& job) const;
   const std::map<JobId, EpochRuntime>& runtimes() const { return runtimes_; }
-  JobPlacer Placer() const { return {&options, &durable_, &runtimes_, &avoided, &orphans}; }
 
   // --- jobs that the journal does not know, or knows only in part ---
   // Whether workers hold a later epoch of the job than the journal has, or have begun its first.

@@ -64,25 +64,26 @@ class CoordinatorTest : public ::testing::Test {
     auto view = Run([&](Effects* e) {
       return core_.CreateJob({request, kJob, Spec(world_size)}, now_, e);
     });
-    if (view.ok()) creation_ = view->creation;
+    if (view.ok()) generation_ = view->generation;
     return view;
   }
   absl::Status Prepared(const Sender& sender, int64_t epoch, int64_t decided = 0) {
     return Run([&](Effects* e) {
-      return core_.ReportPrepared(sender, {kJob, creation_, Epoch(epoch), Step(decided)}, now_, e);
+      return core_.ReportPrepared(sender, {kJob, generation_, Epoch(epoch), Step(decided)}, now_,
+                                  e);
     });
   }
   absl::Status Fail(const Sender& sender, int64_t epoch, int64_t rank) {
     return Run([&](Effects* e) {
-      return core_.ReportFailure(sender, {kJob, creation_, Epoch(epoch), Rank(rank), "test"}, now_,
-                                 e);
+      return core_.ReportFailure(sender, {kJob, generation_, Epoch(epoch), Rank(rank), "test"},
+                                 now_, e);
     });
   }
   absl::Status StepDone(const Sender& sender, int64_t epoch, int64_t rank, int64_t step,
                         uint64_t hash = 1, std::vector<uint64_t> earlier = {}) {
     return Run([&](Effects* e) {
-      const StepReport report = {kJob,       creation_, Epoch(epoch),      Rank(rank),
-                                 Step(step), hash,      std::move(earlier)};
+      const StepReport report = {kJob,       generation_, Epoch(epoch),      Rank(rank),
+                                 Step(step), hash,        std::move(earlier)};
       return core_.ReportStep(sender, report, now_, e);
     });
   }
@@ -127,14 +128,14 @@ class CoordinatorTest : public ::testing::Test {
   Coordinator core_{Spread()};
   std::vector<StateRecord> records_;
   Effects effects_;
-  Creation creation_;  // Of the job.
+  Generation generation_;  // Of the job.
 };
 
 TEST_F(CoordinatorTest, CodeOfATrainersErrorReachesAllWorkersOfTheEpochThatItEnded) {
   StartTwoRanks();
   ASSERT_OK(Run([&](Effects* e) {
     return core_.ReportFailure(
-        Life("a"), {kJob, creation_, Epoch(1), Rank(0), "rank 0: bad batch", 3}, now_, e);
+        Life("a"), {kJob, generation_, Epoch(1), Rank(0), "rank 0: bad batch", 3}, now_, e);
   }));
   int told = 0;
   for (const Outgoing& outgoing : effects_.commands) {
@@ -237,7 +238,7 @@ TEST_F(CoordinatorTest, RankWhoseWorkerIsSilentBeforeTheFirstEpochMovesToASpareD
   // It was only slow: no job waits for it, and it may register again.
   EXPECT_THAT(Connect(Life("b")), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'b'")));
   ASSERT_OK(Register("b", 1));
-  ASSERT_OK(Beat(Life("b"), {{kJob, creation_, Epoch(1), {}}}));
+  ASSERT_OK(Beat(Life("b"), {{kJob, generation_, Epoch(1), {}}}));
   EXPECT_EQ(Count<DropJob>(), 1);
 }
 
@@ -305,7 +306,7 @@ TEST_F(CoordinatorTest, RestartDoesNotDisturbARunningJob) {
     ASSERT_OK(Connect(sender));
     EXPECT_EQ(Count<PrepareEpoch>(), 0);
     EXPECT_EQ(Count<StartEpoch>(), 1);
-    ASSERT_OK(Beat(sender, {{kJob, creation_, Epoch(1), {}}}));
+    ASSERT_OK(Beat(sender, {{kJob, generation_, Epoch(1), {}}}));
     EXPECT_THAT(effects_.commands, IsEmpty());
   }
   Pass(absl::Seconds(30), {Life("a"), Life("b")});
@@ -339,7 +340,7 @@ TEST_F(CoordinatorTest, RestartWhileStartingAsksAgain) {
 TEST_F(CoordinatorTest, RestartInTheMiddleOfRecordingLosesNoRelease) {
   StartTwoRanks();
   const auto announce = [&](const std::string& worker, int64_t rank, int64_t sequence) {
-    OrderAnnouncement event{kJob,       creation_,           Epoch(1),
+    OrderAnnouncement event{kJob,       generation_,         Epoch(1),
                             Rank(rank), {Step(1), sequence}, {"unshard"}};
     event.entry.unit = UnitId(0);
     return Run([&](Effects* e) { return core_.Announce(Life(worker), event, now_, e); });
@@ -405,8 +406,8 @@ TEST_F(CoordinatorTest, ReportsThatTravelTogetherCountEachWhereverTheyAreCut) {
 TEST_F(CoordinatorTest, RollbackLeavesTheStateAndATickTriesAgain) {
   StartTwoRanks();
   Effects refused;
-  ASSERT_OK(
-      core_.ReportFailure(Life("a"), {kJob, creation_, Epoch(1), Rank(0), "test"}, now_, &refused));
+  ASSERT_OK(core_.ReportFailure(Life("a"), {kJob, generation_, Epoch(1), Rank(0), "test"}, now_,
+                                &refused));
   EXPECT_FALSE(refused.records.empty());
   core_.Rollback();
   EXPECT_EQ(Job().status.epoch, Epoch(1));
@@ -428,7 +429,8 @@ TEST_F(CoordinatorTest, ChangeThatWaitsForTheJournalIsRolledBackAfterAMove) {
 
 TEST_F(CoordinatorTest, NothingIsReleasedWhileAMismatchWaitsForTheJournal) {
   StartTwoRanks();
-  OrderAnnouncement event{kJob, creation_, Epoch(1), Rank(0), {Step(1), 0}, {"unshard", UnitId(0)}};
+  OrderAnnouncement event{kJob,    generation_,  Epoch(1),
+                          Rank(0), {Step(1), 0}, {"unshard", UnitId(0)}};
   Effects effects;
   ASSERT_OK(core_.Announce(Life("a"), event, now_, &effects));
   core_.Accept();
@@ -478,28 +480,28 @@ TEST_F(CoordinatorTest, RanksThatDisagreeOnTheModelLearnWhoTheyAre) {
 
 TEST_F(CoordinatorTest, RecreatedJobHasNothingToDoWithTheDeletedOne) {
   StartTwoRanks();
-  const Creation old = creation_;
+  const Generation old = generation_;
   ASSERT_OK(Run([&](Effects* e) { return core_.DeleteJob({"d1", kJob}, now_, e); }));
   EXPECT_EQ(Count<DropJob>(), 2);
   EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
   Restart();
   ASSERT_OK(Create("r2", 2));
-  EXPECT_GT(creation_, old);
+  EXPECT_GT(generation_, old);
   EXPECT_EQ(Job().committed_step, Step(0));
   Restart();
-  EXPECT_EQ(Job().creation, creation_);
+  EXPECT_EQ(Job().generation, generation_);
   // "b" was away all the time. It reports what it did with the old job and learns that it is gone.
   ASSERT_OK(Beat(Life("b"), {{kJob, old, Epoch(1), {}}}));
   ASSERT_EQ(Count<DropJob>(), 1);
-  EXPECT_EQ(std::get<DropJob>(effects_.commands[0].command).creation, old);
-  const Creation current = std::exchange(creation_, old);
+  EXPECT_EQ(std::get<DropJob>(effects_.commands[0].command).generation, old);
+  const Generation current = std::exchange(generation_, old);
   ASSERT_OK(Prepared(Life("a"), 1, 5));
   ASSERT_OK(Prepared(Life("b"), 1, 5));
   EXPECT_EQ(Job().status.state, JobState::kStarting) << "answers of the old one do not count";
   ASSERT_OK(Fail(Life("a"), 1, 0));
   ASSERT_OK(StepDone(Life("a"), 1, 0, 6));
   EXPECT_EQ(Job().status.epoch, Epoch(1));
-  creation_ = current;
+  generation_ = current;
   ASSERT_OK(Prepared(Life("a"), 1));
   ASSERT_OK(Prepared(Life("b"), 1));
   EXPECT_EQ(Job().status.state, JobState::kRunning);
@@ -507,13 +509,13 @@ TEST_F(CoordinatorTest, RecreatedJobHasNothingToDoWithTheDeletedOne) {
 }
 
 TEST_F(CoordinatorTest, NoJobEverHasTheNumberOfAnother) {
-  std::set<Creation> seen;
+  std::set<Generation> seen;
   CoordinatorOptions small = Spread();
   small.request_capacity = 1;
   core_ = Coordinator(small);
   for (int i = 0; i < 4; ++i) {
     ASSERT_OK(Create(absl::StrCat("r", i), 1));
-    EXPECT_TRUE(seen.insert(creation_).second);
+    EXPECT_TRUE(seen.insert(generation_).second);
     ASSERT_OK(Run([&](Effects* e) {
       return core_.DeleteJob({absl::StrCat("d", i), kJob}, now_, e);
     }));
@@ -521,7 +523,7 @@ TEST_F(CoordinatorTest, NoJobEverHasTheNumberOfAnother) {
   now_ += absl::Seconds(1);
   core_ = Coordinator(small);  // The journal was lost.
   ASSERT_OK(Create("r0", 1));
-  EXPECT_TRUE(seen.insert(creation_).second);
+  EXPECT_TRUE(seen.insert(generation_).second);
 }
 
 TEST_F(CoordinatorTest, DevicesOfADeletedJobGoToTheOneThatWaits) {
@@ -539,7 +541,7 @@ TEST_F(CoordinatorTest, UntrustedEventsAreRefusedByName) {
   EXPECT_THAT(StepDone(Life("a"), 1, 2, 1), StatusIs(kInvalid, HasSubstr("no rank 2")));
   EXPECT_THAT(StepDone(Life("a"), 1, -1, 1), StatusIs(kInvalid, HasSubstr("no rank -1")));
   EXPECT_THAT(StepDone(Life("a"), 1, 1, 1), StatusIs(kInvalid, HasSubstr("not on 'a'")));
-  OrderAnnouncement event{kJob, creation_, Epoch(1), Rank(0), {Step(1), 0}, {"unshard"}};
+  OrderAnnouncement event{kJob, generation_, Epoch(1), Rank(0), {Step(1), 0}, {"unshard"}};
   event.entry.unit = UnitId(1);
   const auto announce = [&](Effects* e) { return core_.Announce(Life("a"), event, now_, e); };
   EXPECT_THAT(Run(announce), StatusIs(kInvalid, HasSubstr("no unit 1")));

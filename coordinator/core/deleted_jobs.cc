@@ -2,26 +2,26 @@
 
 namespace tessera::coordinator {
 
-Creation DeletedJobs::Newest(const JobId& job) const {
+Generation DeletedJobs::Newest(const JobId& job) const {
   const auto it = newest_.find(job);
-  return it == newest_.end() ? Creation() : it->second;
+  return it == newest_.end() ? Generation() : it->second;
 }
 
-void DeletedJobs::Put(const JobId& job, Creation creation) {
+void DeletedJobs::Put(const JobId& job, Generation generation) {
   Forget(job);
-  newest_[job] = creation;
-  by_creation_[creation] = job;
+  newest_[job] = generation;
+  by_generation_[generation] = job;
 }
 
 void DeletedJobs::Forget(const JobId& job) {
-  by_creation_.erase(Newest(job));
+  by_generation_.erase(Newest(job));
   newest_.erase(job);
 }
 
 std::vector<JobId> DeletedJobs::Surplus() const {
   std::vector<JobId> surplus;
-  auto oldest = by_creation_.begin();
-  for (size_t left = by_creation_.size(); left >= capacity_; --left)
+  auto oldest = by_generation_.begin();
+  for (size_t left = by_generation_.size(); left >= capacity_; --left)
     surplus.push_back((oldest++)->second);
   return surplus;
 }

@@ -17,16 +17,16 @@ class DeletedJobs {
   explicit DeletedJobs(size_t capacity = 10000) : capacity_(capacity) {}
 
   // The newest deleted generation of this id; 0: none is known.
-  Creation Newest(const JobId& job) const;
-  void Put(const JobId& job, Creation creation);
+  Generation Newest(const JobId& job) const;
+  void Put(const JobId& job, Generation generation);
   void Forget(const JobId& job);
   // The jobs to forget before another one is put.
   std::vector<JobId> Surplus() const;
 
  private:
   size_t capacity_;
-  std::map<JobId, Creation> newest_;
-  std::map<Creation, JobId> by_creation_;
+  std::map<JobId, Generation> newest_;
+  std::map<Generation, JobId> by_generation_;
 };
 
 }  // namespace tessera::coordinator

@@ -43,7 +43,7 @@ void DurableState::Apply(const StateRecord& record) {
                    Job& job = jobs_[r.job];
                    job.spec = r.spec;
                    job.spec_bytes = SizeBytes(*r.spec);
-                   job.creation = r.creation;
+                   job.generation = r.generation;
                    job.owner = r.owner;
                    job.attach_key = r.attach_key;
                  },
@@ -54,7 +54,7 @@ void DurableState::Apply(const StateRecord& record) {
                  },
                  [&](const HandOverRecord& r) { jobs_[r.job].hand_over = r.hand_over; },
                  [&](const JobGoneRecord& r) { jobs_.erase(r.job); },
-                 [&](const DeletedJobRecord& r) { OwnDeleted().Put(r.job, r.creation); },
+                 [&](const DeletedJobRecord& r) { OwnDeleted().Put(r.job, r.generation); },
                  [&](const DeletedJobGoneRecord& r) { OwnDeleted().Forget(r.job); },
                  [&](const ClusterRecord& r) { cluster_ = r; },
                  [&](const MemberRecord& r) { members_.Put(r.worker, r.member); },

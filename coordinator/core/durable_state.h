@@ -24,7 +24,7 @@ namespace tessera::coordinator {
 struct Job {
   JobSpecPtr spec;
   int64_t spec_bytes = 0;  // SizeBytes(*spec).
-  Creation creation;
+  Generation generation;
   std::string owner;  // Who created it; empty: unknown, so only operators may change it.
   // Secret: trainers of other users than their worker's attach with it. Empty: they cannot.
   std::string attach_key;

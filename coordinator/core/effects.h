@@ -18,13 +18,13 @@ namespace tessera::coordinator {
 struct PrepareEpoch {
   JobView job;
   std::string reason;
-  bool begin_anew = false;    // The worker discards what it has of the job.
-  Creation deleted_creation;  // The newest of this job id; 0: none.
-  int code = 0;               // As RankFailure::code: what ended the previous epoch.
+  bool discards_state = false;    // The worker discards what it has of the job.
+  Generation deleted_generation;  // The newest of this job id; 0: none.
+  int code = 0;                   // As RankFailure::code: what ended the previous epoch.
 };
 struct StartEpoch {
   JobId job;
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   Step resume_step;
   std::map<int32_t, std::string> rank_addresses;
@@ -34,41 +34,41 @@ struct StartEpoch {
 };
 struct OrderRelease {
   JobId job;
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   Rank rank;
   OrderPosition position;
 };
 struct OrderMismatch {
   JobId job;
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   OrderPosition position;
   std::string message;
 };
 struct DescribeJob {  // With a HeldJob.
   JobId job;
-  Creation creation;
+  Generation generation;
 };
 struct DropJob {
   JobId job;
-  Creation creation;  // Only this one.
+  Generation generation;  // Only this one.
 };
 struct ServeState {  // A client reads the job's state. Not sent by the core.
   JobId job;
-  Creation creation;
+  Generation generation;
   std::string session;
 };
 struct StagePut {  // A client sets the job's values. Not sent by the core.
   JobId job;
-  Creation creation;
+  Generation generation;
   std::string session;
 };
 struct WantSave {  // To be made after the job's next step.
   JobId job;
-  Creation creation;
+  Generation generation;
   int64_t number = 0;  // 0: no save is requested.
-  SaveForm form;
+  SaveSpec spec;
   bool cancelled = false;  // It is in progress and should stop.
 };
 using Command = std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob,

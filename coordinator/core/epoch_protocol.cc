@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "coordinator/core/job_placer.h"
 #include "coordinator/core/job_views.h"
 
 namespace tessera::coordinator {
@@ -56,7 +57,7 @@ void EpochProtocol::AdvanceAll(absl::Time now, Effects* effects) {
 void EpochProtocol::Advance(const JobId& id, absl::Time now, Effects* effects) {
   const Job& job = *state_->FindJob(id);
   if (IsOver(job.status.state) || state_->IsBehind(id, job) || state_->takes_over()) return;
-  if (job.status.bound && state_->Placer().MemoryIsGone(id, job)) {
+  if (job.status.bound && JobPlacer(state_).MemoryIsGone(id, job)) {
     FlushStep(id, effects);
     if (job.committed_step > Step(0)) {
       const bool all = WorkersOf(job.status.placements).size() == 1;
@@ -68,11 +69,11 @@ void EpochProtocol::Advance(const JobId& id, absl::Time now, Effects* effects) {
     }
   }
   if (job.status.state == JobState::kWaiting) {
-    if (state_->Placer().Place(id, job)) {
+    if (JobPlacer(state_).Place(id, job)) {
       OpenEpoch(
           id,
           !job.status.bound ? "there are enough devices"
-          : state_->Placer().LiveWorkers(id, job).size() == WorkersOf(job.status.placements).size()
+          : JobPlacer(state_).LiveWorkers(id, job).size() == WorkersOf(job.status.placements).size()
               ? "its workers are back"
               : "another worker takes over a replica",
           now, effects);
@@ -90,7 +91,7 @@ void EpochProtocol::Advance(const JobId& id, absl::Time now, Effects* effects) {
     return;
   }
   std::string broken = state_->durable().WhyPlacementBroken(job.status);
-  if (broken.empty() && job.status.bound && state_->Placer().MemoryIsGone(id, job))
+  if (broken.empty() && job.status.bound && JobPlacer(state_).MemoryIsGone(id, job))
     broken = kPartIsGone;
   if (!broken.empty()) {
     OpenEpoch(id, broken, now, effects);
@@ -113,7 +114,7 @@ void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, absl::
     failure = *runtime->failure;
     PacerOf(id).Failed(job.committed_step > job.status.resume_step, now);
   }
-  auto placements = state_->Placer().Place(id, job);
+  auto placements = JobPlacer(state_).Place(id, job);
   const auto state =
       NextState(job.status.state, placements ? JobEvent::kPlaced : JobEvent::kUnplaceable);
   TESSERA_CHECK(state.has_value());
@@ -121,8 +122,8 @@ void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, absl::
   next.state = *state;
   next.epoch = Epoch(job.status.epoch.value() + 1);
   next.resume_step = job.committed_step;
-  next.bound = job.status.bound && !state_->Placer().MemoryIsGone(id, job);
-  if (next.bound) next.unconfirmed = state_->Placer().UnconfirmedWorkers(id, job);
+  next.bound = job.status.bound && !JobPlacer(state_).MemoryIsGone(id, job);
+  if (next.bound) next.unconfirmed = JobPlacer(state_).UnconfirmedWorkers(id, job);
   next.placements = job.status.placements;
   if (placements.has_value()) {
     for (size_t rank = 0; rank < placements->size(); ++rank) {
@@ -151,7 +152,7 @@ void EpochProtocol::SendEpochOpened(const JobId& id, const std::vector<RankPlace
   for (const WorkerId& worker : WorkersOf(previous)) {
     if (failure.mismatch.has_value()) effects->commands.push_back({worker, *failure.mismatch});
     if (workers.count(worker) == 0)
-      effects->commands.push_back({worker, DropJob{id, job.creation}});
+      effects->commands.push_back({worker, DropJob{id, job.generation}});
   }
   const JobView view = ViewJob(*state_, id, job);
   std::set<WorkerId> told;
@@ -188,7 +189,7 @@ void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
   }
   const std::set<WorkerId> workers = WorkersOf(next.placements);
   const std::set<WorkerId> empty =
-      job.status.bound ? state_->Placer().EmptyWorkers(id, job) : std::set<WorkerId>();
+      job.status.bound ? JobPlacer(state_).EmptyWorkers(id, job) : std::set<WorkerId>();
   next.unconfirmed = empty;
   for (size_t rank = 0; rank < next.placements.size(); ++rank) {
     if (empty.count(next.placements[rank].worker) > 0)
@@ -199,7 +200,7 @@ void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
     next.decision = runtime.gather.decision();
   }
   const StartEpoch start{id,
-                         job.creation,
+                         job.generation,
                          next.epoch,
                          next.resume_step,
                          next.rank_addresses,
@@ -209,7 +210,7 @@ void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
   state_->Put(JobStepRecord{id, next.resume_step}, effects);
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});
-  saves_->SendWish(id, workers, effects);
+  saves_->SendRequest(id, workers, effects);
   effects->changed_jobs.insert(id);
 }
 
@@ -224,7 +225,7 @@ void EpochProtocol::GiveUp(const JobId& id, const std::string& reason, absl::Tim
   next.reason = absl::StrCat(reason, broken.empty() ? "" : absl::StrCat(" (", broken, ")"),
                              ": delete the job, and create it again from its last saved model");
   for (const WorkerId& worker : WorkersOf(next.placements)) {
-    effects->commands.push_back({worker, DropJob{id, job.creation}});
+    effects->commands.push_back({worker, DropJob{id, job.generation}});
   }
   saves_->EndPendingSaves(
       id,

@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "coordinator/core/effects.h"
 #include "coordinator/core/epoch_gather.h"
-#include "coordinator/core/hand_over.h"
+#include "coordinator/core/hand_over_state.h"
 #include "coordinator/core/member_registry.h"
 #include "coordinator/core/order_validator.h"
 #include "coordinator/core/step_ledger.h"

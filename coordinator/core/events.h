@@ -31,7 +31,7 @@ struct DeleteJobEvent {
 struct RequestSaveEvent {
   std::string request_id;
   JobId job;
-  SaveForm form;
+  SaveSpec spec;
   absl::Duration expires_in = absl::InfiniteDuration();
 };
 
@@ -42,13 +42,13 @@ struct Sender {
 };
 struct JobProgress {
   JobId job;
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   std::map<int32_t, RankStatus> ranks;
 };
 struct OrderAnnouncement {
   JobId job;
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   Rank rank;
   OrderPosition position;
@@ -56,7 +56,7 @@ struct OrderAnnouncement {
 };
 struct StepReport {
   JobId job;
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   Rank rank;
   Step step;
@@ -66,7 +66,7 @@ struct StepReport {
 };
 struct RankFailure {  // Rank -1: the worker cannot hold the job at all.
   JobId job;
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   Rank rank;
   std::string reason;
@@ -80,7 +80,7 @@ struct HeldJob {
     Epoch since = Epoch();  // As RankPlacement::since.
   };
   JobId job;
-  Creation creation;
+  Generation generation;
   JobSpecPtr spec;
   Epoch epoch;                // The last one that was prepared.
   std::vector<Place> places;  // By rank, in that epoch.
@@ -90,7 +90,7 @@ struct HeldJob {
 };
 struct EpochPrepared {
   JobId job;
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   Step decided_step;
   std::map<int32_t, std::string> rank_addresses;  // Of the worker's ranks.
@@ -100,12 +100,12 @@ struct EpochPrepared {
 struct SaveReport {
   enum class Phase { kBegun, kWriting, kEnded };
   JobId job;
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   Rank rank;
   int64_t ordinal = 0;  // Which of the epoch's saves.
   int64_t number = 0;   // Of the request; 0: the trainers decided to save.
-  SaveForm form;
+  SaveSpec spec;
   Phase phase = Phase::kBegun;
   Step step;  // As trainers count.
   int64_t written_bytes = 0, all_bytes = 0;

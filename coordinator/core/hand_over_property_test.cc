@@ -30,7 +30,7 @@ JobSpecPtr Spec(int32_t world_size) {
 
 // The state of a worker in its job.
 struct WorkerState {
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   bool running = false;
   bool frozen = false;
@@ -83,17 +83,17 @@ class World {
     WorkerState& worker = workers_[outgoing.worker];
     if (const auto* prepare = std::get_if<PrepareEpoch>(&outgoing.command)) {
       const JobView& job = prepare->job;
-      if (job.creation < worker.creation) return;
-      if (worker.creation < job.creation) worker = {job.creation, Epoch(0), false, false, 0};
+      if (job.generation < worker.generation) return;
+      if (worker.generation < job.generation) worker = {job.generation, Epoch(0), false, false, 0};
       if (job.status.epoch <= worker.epoch) return;
       worker.epoch = job.status.epoch;
       worker.running = false;
     } else if (const auto* start = std::get_if<StartEpoch>(&outgoing.command)) {
-      if (start->creation != worker.creation || start->epoch != worker.epoch) return;
+      if (start->generation != worker.generation || start->epoch != worker.epoch) return;
       worker.running = true;
       worker.frozen = start->frozen;
     } else if (const auto* drop = std::get_if<DropJob>(&outgoing.command)) {
-      if (drop->creation >= worker.creation) worker.running = false;
+      if (drop->generation >= worker.generation) worker.running = false;
     }
   }
 
@@ -117,7 +117,7 @@ class World {
     if (worker.running) return;
     (void)Call([&](Effects* e) {
       return core_.ReportPrepared(
-          SenderOf(job), {job, worker.creation, worker.epoch, Step(worker.decided), {}, ""}, now_,
+          SenderOf(job), {job, worker.generation, worker.epoch, Step(worker.decided), {}, ""}, now_,
           e);
     });
   }
@@ -128,7 +128,7 @@ class World {
     const WorkerState& worker = workers_[SenderOf(job).worker];
     (void)Call([&](Effects* e) {
       return core_.ReportFailure(SenderOf(job),
-                                 {job, worker.creation, worker.epoch, Rank(-1), "died"}, now_, e);
+                                 {job, worker.generation, worker.epoch, Rank(-1), "died"}, now_, e);
     });
     if (job == kOld) offered_.clear();
   }
@@ -150,7 +150,7 @@ class World {
   void Offer() {
     const WorkerState& worker = workers_[SenderOf(kOld).worker];
     const int rank = Pick(kOldWorld);
-    HandOverOffer offer = {kOld, worker.creation,   worker.epoch, Rank(rank), Step(worker.decided),
+    HandOverOffer offer = {kOld, worker.generation, worker.epoch, Rank(rank), Step(worker.decided),
                            "",   absl::Seconds(60), ++requests_};
     if (Call([&](Effects* e) { return core_.OfferHandOver(offer, now_, e); }).ok())
       offered_.insert(rank);
@@ -164,10 +164,10 @@ class World {
     const WorkerState& worker = workers_[SenderOf(kNew).worker];
     if (old == nullptr || !old->hand_over.has_value()) return;
     const TakeOver event = {kOld,
-                            old->creation,
+                            old->generation,
                             old->hand_over->number,
                             kNew,
-                            worker.creation,
+                            worker.generation,
                             worker.epoch,
                             Rank(Pick(kNewWorld)),
                             finish};
@@ -225,8 +225,8 @@ class World {
     const HandOver& hand_over = *old->hand_over;
     const JobView* taker = View(kNew);
     // Once told that it owns the state, a job can continue from it as long as the job exists.
-    if (hand_over.phase == HandOverPhase::kAccepted) owners_.insert(hand_over.taker_creation);
-    const bool is_owned = taker != nullptr && owners_.count(taker->creation) > 0;
+    if (hand_over.phase == HandOverPhase::kAccepted) owners_.insert(hand_over.taker_generation);
+    const bool is_owned = taker != nullptr && owners_.count(taker->generation) > 0;
     const WorkerState& worker = workers_[SenderOf(kOld).worker];
     const bool can_step = worker.running && !worker.frozen;
     EXPECT_FALSE(is_owned && can_step) << "of step " << worker.decided;
@@ -247,7 +247,7 @@ class World {
   std::map<WorkerId, WorkerState> workers_;
   std::map<JobId, JobView> views_;
   std::set<int> offered_;  // Ranks of the old job whose trainers wait.
-  std::set<Creation> owners_;
+  std::set<Generation> owners_;
   std::pair<int64_t, HandOverPhase> last_;
   int64_t requests_ = 0;
   int done_ = 0, cancelled_ = 0;

@@ -15,12 +15,12 @@ namespace {
 std::string What(const JobId& job) { return absl::StrCat("job '", job.value(), "'"); }
 
 // Whether the rank may speak for the job in this epoch.
-absl::Status CheckSpeaker(const JobId& id, const Job& job, Creation creation, Epoch epoch,
+absl::Status CheckSpeaker(const JobId& id, const Job& job, Generation generation, Epoch epoch,
                           Rank rank) {
-  if (job.creation != creation) {
+  if (job.generation != generation) {
     return absl::FailedPreconditionError(absl::StrCat(What(id),
                                                       " was deleted and created again: generation ",
-                                                      creation.value(), " is not current"));
+                                                      generation.value(), " is not current"));
   }
   if (job.status.state != JobState::kRunning || job.status.epoch != epoch) {
     return absl::AbortedError(absl::StrCat(What(id), ": epoch ", epoch.value(),
@@ -45,12 +45,12 @@ absl::Status HandOverProtocol::OfferHandOver(const HandOverOffer& offer, absl::T
   const Job* job = state_->FindJob(offer.job);
   if (job == nullptr) return NoSuchJob(offer.job);
   // A retry, because the reply was lost with a connection or a coordinator.
-  if (job->creation == offer.creation && job->hand_over.has_value() &&
+  if (job->generation == offer.generation && job->hand_over.has_value() &&
       job->hand_over->step == offer.step &&
       (job->IsFrozen() || job->hand_over->number == offer.epoch.value())) {
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(CheckSpeaker(offer.job, *job, offer.creation, offer.epoch, offer.rank));
+  RETURN_IF_ERROR(CheckSpeaker(offer.job, *job, offer.generation, offer.epoch, offer.rank));
   auto& offers = state_->Runtime(offer.job, *job).offers;
   for (const auto& [rank, other] : offers) {
     if (rank == offer.rank.value() || other.step == offer.step) continue;
@@ -87,7 +87,8 @@ absl::Status HandOverProtocol::OfferHandOver(const HandOverOffer& offer, absl::T
 
 void HandOverProtocol::WithdrawOffer(const HandOverOffer& offer) {
   const Job* job = state_->FindJob(offer.job);
-  if (job == nullptr || job->creation != offer.creation || job->status.epoch != offer.epoch) return;
+  if (job == nullptr || job->generation != offer.generation || job->status.epoch != offer.epoch)
+    return;
   auto& offers = state_->Runtime(offer.job, *job).offers;
   const auto it = offers.find(static_cast<int32_t>(offer.rank.value()));
   if (it != offers.end() && it->second.call == offer.call) offers.erase(it);
@@ -127,7 +128,7 @@ absl::Status HandOverProtocol::TakeOverJob(const TakeOver& event, absl::Time now
   const auto refuse = [&](absl::string_view why) {
     return absl::FailedPreconditionError(absl::StrCat(What(event.job), ": ", why));
   };
-  if (job->creation != event.creation || !job->hand_over.has_value() ||
+  if (job->generation != event.generation || !job->hand_over.has_value() ||
       job->hand_over->number != event.number) {
     return refuse("this hand-over is no longer pending");
   }
@@ -137,7 +138,7 @@ absl::Status HandOverProtocol::TakeOverJob(const TakeOver& event, absl::Time now
   if (job->status.state == JobState::kLost) return refuse(job->status.reason);
   const bool is_takers = hand_over.phase != HandOverPhase::kOffered;
   if (is_takers &&
-      (hand_over.taker != event.taker || hand_over.taker_creation != event.taker_creation)) {
+      (hand_over.taker != event.taker || hand_over.taker_generation != event.taker_generation)) {
     return refuse(absl::StrCat("job '", hand_over.taker.value(), "' takes it over already"));
   }
   if (hand_over.phase == HandOverPhase::kDone || (is_takers && !event.finish))
@@ -148,7 +149,8 @@ absl::Status HandOverProtocol::TakeOverJob(const TakeOver& event, absl::Time now
   const Job* taker = state_->FindJob(event.taker);
   if (taker == nullptr) return NoSuchJob(event.taker);
   if (event.taker == event.job) return refuse("it cannot take over itself");
-  RETURN_IF_ERROR(CheckSpeaker(event.taker, *taker, event.taker_creation, event.epoch, event.rank));
+  RETURN_IF_ERROR(
+      CheckSpeaker(event.taker, *taker, event.taker_generation, event.epoch, event.rank));
   auto& ready = state_->Runtime(event.taker, *taker).take_overs;
   // What ranks reported for another hand-over, or for the other phase, does not count.
   for (auto it = ready.begin(); it != ready.end();)
@@ -161,7 +163,7 @@ absl::Status HandOverProtocol::TakeOverJob(const TakeOver& event, absl::Time now
   }
   HandOver accepted = Moved(hand_over, HandOverStep::kAccept);
   accepted.taker = event.taker;
-  accepted.taker_creation = event.taker_creation;
+  accepted.taker_generation = event.taker_generation;
   state_->Put(HandOverRecord{event.job, std::move(accepted)}, effects);
   effects->changed_jobs.insert(event.job);
   return absl::OkStatus();
@@ -177,7 +179,7 @@ void HandOverProtocol::FinishHandOver(const JobId& id, absl::Time now, Effects* 
   next.reason =
       absl::StrCat("job '", done.taker.value(), "' has taken it over at step ", done.step.value());
   for (const WorkerId& worker : WorkersOf(next.placements))
-    effects->commands.push_back({worker, DropJob{id, job.creation}});
+    effects->commands.push_back({worker, DropJob{id, job.generation}});
   saves_->EndPendingSaves(id, absl::FailedPreconditionError(next.reason), now, effects);
   state_->Put(HandOverRecord{id, std::move(done)}, effects);
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);
@@ -204,14 +206,14 @@ void HandOverProtocol::AdvanceHandOver(const JobId& id, absl::Time now, Effects*
     return EndHandOver(id, std::move(ended), now, effects);
   }
   const Job* taker = state_->FindJob(hand_over.taker);
-  if (taker != nullptr && taker->creation == hand_over.taker_creation) {
+  if (taker != nullptr && taker->generation == hand_over.taker_generation) {
     // The taker has made a step, so all of its ranks have the state, although none reported it.
     if (taker->committed_step > Step(0)) FinishHandOver(id, now, effects);
     return;
   }
   HandOver offered = Moved(hand_over, HandOverStep::kTakerGone);
   offered.taker = JobId();
-  offered.taker_creation = Creation();
+  offered.taker_generation = Generation();
   state_->Put(HandOverRecord{id, std::move(offered)}, effects);
   effects->changed_jobs.insert(id);
 }

@@ -10,7 +10,7 @@
 #include "coordinator/core/coordinator_state.h"
 #include "coordinator/core/effects.h"
 #include "coordinator/core/epoch_protocol.h"
-#include "coordinator/core/hand_over.h"
+#include "coordinator/core/hand_over_state.h"
 #include "coordinator/core/job_saves.h"
 
 namespace tessera::coordinator {

@@ -27,7 +27,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "coordinator/core/hand_over.h"
+#include "coordinator/core/hand_over_state.h"
 #include "coordinator/core/types.h"
 
 namespace tessera::coordinator {
@@ -80,7 +80,7 @@ absl::Status CheckNotOver(const JobId& id, const JobStatus& status);
 // A consistent copy of one job, for replies, watches and commands.
 struct JobView {
   JobId id;
-  Creation creation;
+  Generation generation;
   JobSpecPtr spec;
   JobStatus status;
   Step committed_step;

@@ -19,20 +19,20 @@ std::string DescribeWorkers(const JobStatus& status) {
 PlacementRequest JobPlacer::RequestFor(const JobId& id, const Job& job) const {
   PlacementRequest request;
   request.world_size = job.spec->config.world_size;
-  request.rule = options_->placement;
+  request.rule = state_.options.placement;
   request.ranks_per_worker = job.spec->config.shard_group_size;
   request.processor_memory = job.spec->processor_memory;
   request.gpu_host_memory = job.spec->gpu_host_memory;
-  request.claimed = state_->ClaimedByOthers(id);
-  for (const auto& [key, holders] : orphans_->all()) {
+  request.claimed = state_.durable().ClaimedByOthers(id);
+  for (const auto& [key, holders] : state_.orphans.all()) {
     const HeldJob* held = key.first == id ? nullptr : Orphans::Latest(holders);
-    if (held == nullptr || state_->FindJob(key.first) != nullptr) continue;
+    if (held == nullptr || state_.FindJob(key.first) != nullptr) continue;
     std::vector<DeviceId> places;
     for (const HeldJob::Place& place : held->places)
       places.emplace_back(place.worker, place.device);
-    request.claimed.Add(*held->spec, places, state_->members());
+    request.claimed.Add(*held->spec, places, state_.members());
   }
-  if (const auto avoided = avoided_->find(id); avoided != avoided_->end()) {
+  if (const auto avoided = state_.avoided.find(id); avoided != state_.avoided.end()) {
     request.avoided = avoided->second.ids();
   }
   request.previous = job.status.placements;
@@ -42,15 +42,15 @@ PlacementRequest JobPlacer::RequestFor(const JobId& id, const Job& job) const {
 std::optional<std::vector<RankPlacement>> JobPlacer::Place(const JobId& id, const Job& job) const {
   const PlacementRequest request = RequestFor(id, job);
   if (!job.status.bound || MemoryIsGone(id, job)) {
-    return AssignRanks(state_->members(), request);
+    return AssignRanks(state_.members(), request);
   }
   const std::set<WorkerId> live = LiveWorkers(id, job), workers = WorkersOf(job.status.placements);
   if (live.size() == workers.size()) return job.status.placements;
   if (live.empty() || !EachWorkerHasAll(*job.spec, job.status.placements)) return std::nullopt;
   // If all live workers may be empty, a silent one may hold the only copy: wait for it.
-  const std::set<WorkerId> restarted = state_->RestartedWorkers(job.status);
+  const std::set<WorkerId> restarted = state_.durable().RestartedWorkers(job.status);
   const std::set<WorkerId> unconfirmed = UnconfirmedWorkers(id, job);
-  const EpochRuntime* runtime = FindRuntime(id, job);
+  const EpochRuntime* runtime = state_.FindRuntime(id, job);
   bool live_holds = false, silent_may_hold = false;
   for (const WorkerId& worker : workers) {
     const bool has_said_no = runtime != nullptr && job.status.state != JobState::kRunning &&
@@ -62,29 +62,24 @@ std::optional<std::vector<RankPlacement>> JobPlacer::Place(const JobId& id, cons
     }
   }
   if (silent_may_hold && !live_holds) return std::nullopt;
-  return ReplaceGroups(state_->members(), request, live);
+  return ReplaceGroups(state_.members(), request, live);
 }
 
 std::set<WorkerId> JobPlacer::LiveWorkers(const JobId& id, const Job& job) const {
-  const auto avoided = avoided_->find(id);
+  const auto avoided = state_.avoided.find(id);
   std::set<WorkerId> live;
   for (const RankPlacement& placement : job.status.placements) {
-    if (avoided != avoided_->end() && avoided->second.ids().count(placement.worker) > 0) continue;
-    if (state_->members().IsLive(placement.worker, placement.incarnation))
+    if (avoided != state_.avoided.end() && avoided->second.ids().count(placement.worker) > 0)
+      continue;
+    if (state_.members().IsLive(placement.worker, placement.incarnation))
       live.insert(placement.worker);
   }
   return live;
 }
 
-const EpochRuntime* JobPlacer::FindRuntime(const JobId& id, const Job& job) const {
-  const auto runtime = runtimes_->find(id);
-  const bool is_of_epoch = runtime != runtimes_->end() && runtime->second.epoch == job.status.epoch;
-  return is_of_epoch ? &runtime->second : nullptr;
-}
-
 std::set<WorkerId> JobPlacer::UnconfirmedWorkers(const JobId& id, const Job& job) const {
   std::set<WorkerId> unconfirmed = job.status.unconfirmed;
-  const EpochRuntime* runtime = FindRuntime(id, job);
+  const EpochRuntime* runtime = state_.FindRuntime(id, job);
   if (job.status.state == JobState::kRunning) {
     Step step = job.committed_step;
     if (runtime != nullptr) step = std::max(step, runtime->ledger.committed_step());
@@ -104,10 +99,10 @@ std::set<WorkerId> JobPlacer::UnconfirmedWorkers(const JobId& id, const Job& job
 }
 
 std::set<WorkerId> JobPlacer::EmptyWorkers(const JobId& id, const Job& job) const {
-  std::set<WorkerId> empty = state_->RestartedWorkers(job.status);
+  std::set<WorkerId> empty = state_.durable().RestartedWorkers(job.status);
   // Once the epoch runs, an empty worker may have received its shards. The next epoch asks again.
   if (job.status.state != JobState::kStarting) return empty;
-  const EpochRuntime* runtime = FindRuntime(id, job);
+  const EpochRuntime* runtime = state_.FindRuntime(id, job);
   if (runtime == nullptr || !runtime->gather.complete()) return empty;
   const std::set<WorkerId>& told = runtime->gather.empty_workers();
   // If all workers are empty and no step was committed, no epoch has reached them yet.
@@ -125,7 +120,7 @@ bool JobPlacer::MemoryIsGone(const JobId& id, const Job& job) const {
 }
 
 std::string JobPlacer::WhyWaiting(const JobId& id, const Job& job) const {
-  if (!job.status.bound) return DescribeShortage(state_->members(), RequestFor(id, job));
+  if (!job.status.bound) return DescribeShortage(state_.members(), RequestFor(id, job));
   const bool is_one = WorkersOf(job.status.placements).size() == 1;
   const std::string holders = absl::StrCat("needs ", DescribeWorkers(job.status), ", which ",
                                            is_one ? "holds" : "hold", " its shards");

@@ -4,16 +4,13 @@
 #ifndef TESSERA_COORDINATOR_CORE_JOB_PLACER_H_
 #define TESSERA_COORDINATOR_CORE_JOB_PLACER_H_
 
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "coordinator/core/coordinator_options.h"
-#include "coordinator/core/durable_state.h"
-#include "coordinator/core/epoch_runtime.h"
-#include "coordinator/core/orphans.h"
+#include "coordinator/core/coordinator_state.h"
+#include "coordinator/core/job.h"
 #include "coordinator/core/rank_assigner.h"
 
 namespace tessera::coordinator {
@@ -23,14 +20,7 @@ std::string DescribeWorkers(const JobStatus& status);
 
 class JobPlacer {
  public:
-  JobPlacer(const CoordinatorOptions* options, const DurableState* state,
-            const std::map<JobId, EpochRuntime>* runtimes,
-            const std::map<JobId, AvoidedWorkers>* avoided, const Orphans* orphans)
-      : options_(options),
-        state_(state),
-        runtimes_(runtimes),
-        avoided_(avoided),
-        orphans_(orphans) {}
+  explicit JobPlacer(const CoordinatorState* state) : state_(*state) {}
 
   // Where the ranks go in the next epoch; nullopt: nowhere yet. The ranks of a bound job stay with
   // their shards, or go where other ranks can copy these shards to.
@@ -49,13 +39,8 @@ class JobPlacer {
 
  private:
   PlacementRequest RequestFor(const JobId& id, const Job& job) const;
-  const EpochRuntime* FindRuntime(const JobId& id, const Job& job) const;  // Of the job's epoch.
 
-  const CoordinatorOptions* const options_;
-  const DurableState* const state_;
-  const std::map<JobId, EpochRuntime>* const runtimes_;
-  const std::map<JobId, AvoidedWorkers>* const avoided_;
-  const Orphans* const orphans_;
+  const CoordinatorState& state_;
 };
 
 }  // namespace tessera::coordinator

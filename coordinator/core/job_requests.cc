@@ -80,7 +80,7 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
   const int64_t sequence =
       std::max(NextSequence(now), state_->durable().deleted().Newest(event.job).value() + 1);
   state_->Put(
-      JobSpecRecord{event.job, event.spec, Creation(sequence), event.owner, event.attach_key},
+      JobSpecRecord{event.job, event.spec, Generation(sequence), event.owner, event.attach_key},
       effects);
   state_->Put(JobStatusRecord{event.job, status}, effects);
   epochs_->Advance(event.job, now, effects);
@@ -106,9 +106,9 @@ absl::Status JobRequests::DeleteJob(const DeleteJobEvent& event, absl::Time now,
   last.state = *NextState(last.state, JobEvent::kDeleted);
   const std::set<WorkerId> workers = WorkersOf(last.placements);
   last.placements.clear();
-  const DropJob drop{event.job, job->creation};  // Before the record that deletes `job`.
+  const DropJob drop{event.job, job->generation};  // Before the record that deletes `job`.
   state_->Put(JobGoneRecord{event.job}, effects);
-  RememberDeleted(event.job, drop.creation, effects);
+  RememberDeleted(event.job, drop.generation, effects);
   RememberRequest(event.request_id,
                   {RequestKind::kDeleteJob, event.job, std::move(last), NextSequence(now)},
                   effects);
@@ -128,25 +128,25 @@ absl::Status JobRequests::CheckKnown(const JobId& id) const {
       ": wait until it continues, or delete it together with what its workers hold of it"));
 }
 
-void JobRequests::RememberDeleted(const JobId& job, Creation creation, Effects* effects) {
+void JobRequests::RememberDeleted(const JobId& job, Generation generation, Effects* effects) {
   // This record also covers older generations. If a worker holds one that nobody deleted, skip it.
-  const Creation deleted = state_->durable().deleted().Newest(job);
+  const Generation deleted = state_->durable().deleted().Newest(job);
   for (const auto& [key, holders] : state_->orphans.all()) {
-    if (key.first == job && key.second < creation && deleted < key.second) return;
+    if (key.first == job && key.second < generation && deleted < key.second) return;
   }
   for (const JobId& old : state_->durable().deleted().Surplus())
     state_->Put(DeletedJobGoneRecord{old}, effects);
-  state_->Put(DeletedJobRecord{job, creation}, effects);
+  state_->Put(DeletedJobRecord{job, generation}, effects);
 }
 
 absl::Status JobRequests::DeleteOrphan(const DeleteJobEvent& event, absl::Time now,
                                        Effects* effects) {
   const std::optional<JobView> orphan = orphans_->ViewOrphan(event.job);
   if (!orphan.has_value()) return NoSuchJob(event.job);
-  if (const Orphans::Holders* holders = state_->orphans.Find({event.job, orphan->creation})) {
+  if (const Orphans::Holders* holders = state_->orphans.Find({event.job, orphan->generation})) {
     for (const auto& [worker, holder] : *holders)
-      effects->commands.push_back({worker, DropJob{event.job, orphan->creation}});
-    RememberDeleted(event.job, orphan->creation, effects);
+      effects->commands.push_back({worker, DropJob{event.job, orphan->generation}});
+    RememberDeleted(event.job, orphan->generation, effects);
   }
   state_->Put(JobGoneRecord{event.job}, effects);
   JobStatus last = orphan->status;

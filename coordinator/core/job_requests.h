@@ -44,7 +44,7 @@ class JobRequests {
   // Errors: Unavailable  only workers know the job, or its records cannot be read (says which)
   absl::Status CheckKnown(const JobId& id) const;
   absl::Status DeleteOrphan(const DeleteJobEvent& event, absl::Time now, Effects* effects);
-  void RememberDeleted(const JobId& job, Creation creation, Effects* effects);
+  void RememberDeleted(const JobId& job, Generation generation, Effects* effects);
   void RememberRequest(const std::string& request_id, Request request, Effects* effects);
 
   CoordinatorState* const state_;

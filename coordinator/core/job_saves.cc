@@ -79,14 +79,14 @@ absl::StatusOr<std::vector<SaveView>> JobSaves::ListSaves(const JobId& job) cons
   return views;
 }
 
-void JobSaves::SendWish(const JobId& id, const std::set<WorkerId>& workers,
-                        Effects* effects) const {
+void JobSaves::SendRequest(const JobId& id, const std::set<WorkerId>& workers,
+                           Effects* effects) const {
   const Job& job = *state_->FindJob(id);
   if (job.save_log == nullptr || job.status.state != JobState::kRunning) return;
-  WantSave want{id, job.creation, 0, {}, false};
+  WantSave want{id, job.generation, 0, {}, false};
   if (const Save* head = job.saves().Head(); head != nullptr) {
     want.number = head->number;
-    want.form = head->form;
+    want.spec = head->spec;
     want.cancelled = head->cancelled;
   }
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, want});
@@ -97,10 +97,10 @@ absl::StatusOr<SaveView> JobSaves::RequestSave(const RequestSaveEvent& event, ab
   const Job* job = state_->FindJob(event.job);
   if (job == nullptr) return NoSuchJob(event.job);
   if (const Save* known = job->saves().FindRequest(event.request_id); known != nullptr) {
-    if (known->form == event.form) return ViewSave(event.job, *job, *known);
+    if (known->spec == event.spec) return ViewSave(event.job, *job, *known);
     return absl::AlreadyExistsError(absl::StrCat("request id '", event.request_id,
                                                  "' was used for save ", known->number, " to '",
-                                                 known->form.path, "'"));
+                                                 known->spec.path, "'"));
   }
   RETURN_IF_ERROR(CheckNotOver(event.job, job->status));
   if (job->saves().pending().size() >= SaveLog::kMaxPending) {
@@ -112,11 +112,11 @@ absl::StatusOr<SaveView> JobSaves::RequestSave(const RequestSaveEvent& event, ab
   Save save;
   save.number = job->saves().NextNumber(state_->durable().cluster().first_save_number);
   save.request_id = event.request_id;
-  save.form = event.form;
+  save.spec = event.spec;
   save.requested_at = now;
   save.expires_at = now + event.expires_in;
   state_->Put(SaveRecord{event.job, save}, effects);
-  SendWish(event.job, WorkersOf(job->status.placements), effects);
+  SendRequest(event.job, WorkersOf(job->status.placements), effects);
   effects->changed_jobs.insert(event.job);
   return ViewSave(event.job, *job, save);
 }
@@ -134,7 +134,7 @@ absl::StatusOr<SaveView> JobSaves::CancelSave(const JobId& id, int64_t number, a
   } else if (save.state == SaveState::kSaving && !save.cancelled) {
     save.cancelled = true;
     state_->Put(SaveRecord{id, std::move(save)}, effects);
-    SendWish(id, WorkersOf(job->status.placements), effects);
+    SendRequest(id, WorkersOf(job->status.placements), effects);
     effects->changed_jobs.insert(id);
   }
   return GetSave(id, number);
@@ -156,14 +156,14 @@ void JobSaves::EndSave(const JobId& id, Save save, const absl::Status& outcome, 
     for (Save& other : job.saves().Outdated(save, {}))
       state_->Put(SaveRecord{id, std::move(other)}, effects);
   }
-  if (was_head) SendWish(id, WorkersOf(job.status.placements), effects);
+  if (was_head) SendRequest(id, WorkersOf(job.status.placements), effects);
   effects->changed_jobs.insert(id);
 }
 
 absl::Status JobSaves::ReportSave(const Sender& sender, const SaveReport& event, absl::Time now,
                                   Effects* effects) {
   const Job* job = state_->FindJob(event.job);
-  if (job == nullptr || job->creation != event.creation) return absl::OkStatus();
+  if (job == nullptr || job->generation != event.generation) return absl::OkStatus();
   const auto& placements = job->status.placements;
   if (event.rank.value() < 0 || event.rank.value() >= static_cast<int64_t>(placements.size()) ||
       placements[event.rank.value()].worker != sender.worker) {
@@ -201,7 +201,7 @@ void JobSaves::NoteHeardSaves(absl::Time now, Effects* effects) {
 
 void JobSaves::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* effects) {
   const Job* job = state_->FindJob(report.job);
-  if (job == nullptr || job->creation != report.creation) return;
+  if (job == nullptr || job->generation != report.generation) return;
   const Save* known = job->saves().FindReported(report.epoch, report.ordinal);
   // One rank knows how the save ended; another one knew only that its epoch was over.
   const bool knows_more =
@@ -220,7 +220,7 @@ void JobSaves::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* ef
       save = *wanted;
     } else {
       save.number = job->saves().NextNumber(state_->durable().cluster().first_save_number);
-      save.form = report.form;
+      save.spec = report.spec;
     }
     save.step = report.step;
     save.epoch = report.epoch;

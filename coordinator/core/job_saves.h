@@ -1,6 +1,6 @@
 // The saves of jobs: the requested ones, and what workers report about all saves.
 //
-//   RequestSave ──► SendWish ──► workers ──► ReportSave: begun, ended ──► EndSave ──► SendWish: next
+//   RequestSave ──► SendRequest ──► workers ──► ReportSave: begun, ended ──► EndSave ──► SendRequest: next
 //
 // The end of a save that cannot be journalled is kept, and NoteHeardSaves records it later.
 // Thread-compatible.
@@ -42,7 +42,7 @@ class JobSaves {
                           Effects* effects);
 
   // Tells workers which save is requested next, if the job ever had one.
-  void SendWish(const JobId& id, const std::set<WorkerId>& workers, Effects* effects) const;
+  void SendRequest(const JobId& id, const std::set<WorkerId>& workers, Effects* effects) const;
   // Ends the current attempt to save, because its epoch ended for this reason.
   void EndSaveTry(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
   void EndPendingSaves(const JobId& id, const absl::Status& outcome, absl::Time now,

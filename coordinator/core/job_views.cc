@@ -4,16 +4,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "coordinator/core/job_placer.h"
 
 namespace tessera::coordinator {
 
 std::string StateReason(const CoordinatorState& state, const JobId& id, const Job& job) {
   if (state.IsBehind(id, job)) {
     return absl::StrCat("the journal has an older epoch of it than its workers: ",
-                        Orphans::DescribeHolders(*state.orphans.Find({id, job.creation})));
+                        Orphans::DescribeHolders(*state.orphans.Find({id, job.generation})));
   }
   if (job.status.state == JobState::kWaiting) {
-    return absl::StrCat(job.status.reason, "; ", state.Placer().WhyWaiting(id, job));
+    return absl::StrCat(job.status.reason, "; ", JobPlacer(&state).WhyWaiting(id, job));
   }
   if (job.status.state == JobState::kRunning && job.IsFrozen())
     return DescribeHandOver(*job.hand_over);
@@ -33,8 +34,8 @@ std::string StateReason(const CoordinatorState& state, const JobId& id, const Jo
 }
 
 JobView ViewJob(const CoordinatorState& state, const JobId& id, const Job& job) {
-  JobView view{id, job.creation,  job.spec,  job.status,     job.committed_step,
-               {}, job.hand_over, job.owner, job.attach_key, job.spec_bytes};
+  JobView view{id, job.generation, job.spec,  job.status,     job.committed_step,
+               {}, job.hand_over,  job.owner, job.attach_key, job.spec_bytes};
   view.status.reason = StateReason(state, id, job);
   // From an earlier epoch, for ranks that have not reported in this one.
   if (const auto runtime = state.runtimes().find(id); runtime != state.runtimes().end())

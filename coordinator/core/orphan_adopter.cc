@@ -12,8 +12,9 @@ namespace tessera::coordinator {
 void OrphanAdopter::HearOfHeldJob(const Sender& from, const JobProgress& job, absl::Time now,
                                   Effects* effects) {
   // The obstacle to taking it over may be gone by now.
-  if (!state_->orphans.Hear(from.worker, job)) return Adopt({job.job, job.creation}, now, effects);
-  effects->commands.push_back({from.worker, DescribeJob{job.job, job.creation}});
+  if (!state_->orphans.Hear(from.worker, job))
+    return Adopt({job.job, job.generation}, now, effects);
+  effects->commands.push_back({from.worker, DescribeJob{job.job, job.generation}});
 }
 
 absl::Status OrphanAdopter::ReportHeld(const Sender& sender, const HeldJob& event, absl::Time now,
@@ -31,10 +32,10 @@ absl::Status OrphanAdopter::ReportHeld(const Sender& sender, const HeldJob& even
                      place.device, " of worker '", place.worker.value(), "'"));
   }
   const Job* known = state_->FindJob(event.job);
-  if (known != nullptr && known->creation == event.creation)
+  if (known != nullptr && known->generation == event.generation)
     RETURN_IF_ERROR(CompareJobSpecs(*known->spec, *event.spec));
   state_->orphans.Describe(sender.worker, event);
-  Adopt({event.job, event.creation}, now, effects);
+  Adopt({event.job, event.generation}, now, effects);
   if (state_->FindJob(event.job) != nullptr || ViewOrphan(event.job).has_value())
     effects->changed_jobs.insert(event.job);
   return absl::OkStatus();
@@ -67,12 +68,13 @@ std::optional<std::vector<RankPlacement>> OrphanAdopter::PlacesOf(const HeldJob&
 }
 
 void OrphanAdopter::Adopt(const Orphans::Key& key, absl::Time now, Effects* effects) {
-  const auto& [id, creation] = key;
+  const auto& [id, generation] = key;
   const Orphans::Holders* holders = state_->orphans.Find(key);
   const HeldJob* held = holders == nullptr ? nullptr : Orphans::Latest(*holders);
   const Job* known = state_->FindJob(id);
-  if (held == nullptr || creation <= state_->durable().deleted().Newest(id)) return;
-  if (known != nullptr && (known->creation != creation || !state_->IsBehind(id, *known))) return;
+  if (held == nullptr || generation <= state_->durable().deleted().Newest(id)) return;
+  if (known != nullptr && (known->generation != generation || !state_->IsBehind(id, *known)))
+    return;
   std::string why_not;
   auto places = PlacesOf(*held, *holders, &why_not);
   if (!places.has_value()) return;
@@ -97,7 +99,7 @@ void OrphanAdopter::Adopt(const Orphans::Key& key, absl::Time now, Effects* effe
   }
   if (known == nullptr)
     state_->Put(
-        JobSpecRecord{id, held->spec, creation, Orphans::OwnerOf(*holders), held->attach_key},
+        JobSpecRecord{id, held->spec, generation, Orphans::OwnerOf(*holders), held->attach_key},
         effects);
   state_->Put(JobStatusRecord{id, std::move(status)}, effects);
   state_->Put(JobStepRecord{id, decided}, effects);
@@ -122,7 +124,7 @@ std::optional<JobView> OrphanAdopter::ViewOrphan(const JobId& id) const {
   view.status.state = JobState::kOrphaned;
   if (unreadable != state_->unreadable().end()) view.status.reason = unreadable->second;
   if (holders == nullptr) return view;
-  view.creation = key->second;
+  view.generation = key->second;
   if (!view.status.reason.empty()) view.status.reason += "; ";
   const HeldJob* held = Orphans::Latest(*holders);
   if (held == nullptr) {

@@ -24,7 +24,7 @@ Orphans::Holder::Holder(const JobProgress& progress)
                                   [](const auto& rank) { return rank.second.step > Step(0); })) {}
 
 bool Orphans::Hear(const WorkerId& worker, const JobProgress& progress) {
-  const Key key(progress.job, progress.creation);
+  const Key key(progress.job, progress.generation);
   if (orphans_.count(key) == 0 && orphans_.size() >= capacity_) return false;
   const auto [holder, is_new] = orphans_[key].try_emplace(worker, Holder(progress));
   Holder now(progress);
@@ -35,7 +35,7 @@ bool Orphans::Hear(const WorkerId& worker, const JobProgress& progress) {
 }
 
 void Orphans::Describe(const WorkerId& worker, HeldJob held) {
-  const auto orphan = orphans_.find({held.job, held.creation});
+  const auto orphan = orphans_.find({held.job, held.generation});
   if (orphan == orphans_.end()) return;
   const auto holder = orphan->second.find(worker);
   if (holder == orphan->second.end()) return;
@@ -57,7 +57,7 @@ const Orphans::Holders* Orphans::Find(const Key& key) const {
 
 std::optional<Orphans::Key> Orphans::Newest(const JobId& job) const {
   std::optional<Key> newest;
-  for (auto it = orphans_.lower_bound({job, Creation(0)});
+  for (auto it = orphans_.lower_bound({job, Generation(0)});
        it != orphans_.end() && it->first.first == job; ++it) {
     newest = it->first;
   }

@@ -25,7 +25,7 @@ class Orphans {
  public:
   explicit Orphans(size_t capacity) : capacity_(capacity) {}
 
-  using Key = std::pair<JobId, Creation>;
+  using Key = std::pair<JobId, Generation>;
   struct Holder {
     explicit Holder(const JobProgress& progress);
     // Whether it is ahead of a state that has the job in this epoch.

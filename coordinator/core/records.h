@@ -6,7 +6,7 @@
 #include <string>
 #include <variant>
 
-#include "coordinator/core/hand_over.h"
+#include "coordinator/core/hand_over_state.h"
 #include "coordinator/core/job.h"
 #include "coordinator/core/member_registry.h"
 #include "coordinator/core/request_log.h"
@@ -18,7 +18,7 @@ namespace tessera::coordinator {
 struct JobSpecRecord {
   JobId job;
   JobSpecPtr spec;
-  Creation creation;
+  Generation generation;
   std::string owner = "", attach_key = "";
 };
 struct JobStatusRecord {
@@ -41,7 +41,7 @@ struct JobGoneRecord {
 // A deleted generation. A worker that still holds it must drop it.
 struct DeletedJobRecord {
   JobId job;
-  Creation creation;
+  Generation generation;
 };
 struct DeletedJobGoneRecord {
   JobId job;

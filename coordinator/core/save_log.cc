@@ -6,7 +6,7 @@ namespace tessera::coordinator {
 namespace {
 
 size_t TextBytes(const Save& save) {
-  return save.request_id.size() + save.form.path.size() + save.form.root.size() +
+  return save.request_id.size() + save.spec.path.size() + save.spec.root.size() +
          save.last_failure.size() + save.outcome.message().size();
 }
 
@@ -98,8 +98,8 @@ std::vector<Save> SaveLog::Outdated(const Save& save,
   for (const auto& [number, other] : saves_) {
     if (other.fate != SaveFate::kKept || other.ended_sequence >= save.ended_sequence) continue;
     const bool is_removed =
-        std::find(removed.begin(), removed.end(), other.form.path) != removed.end();
-    if (!is_removed && other.form.path != save.form.path) continue;
+        std::find(removed.begin(), removed.end(), other.spec.path) != removed.end();
+    if (!is_removed && other.spec.path != save.spec.path) continue;
     Save& changed = outdated.emplace_back(other);
     changed.fate = is_removed ? SaveFate::kRemoved : SaveFate::kReplaced;
   }

@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/ids.h"
+#include "job/save_spec.h"
 
 namespace tessera::coordinator {
 
@@ -36,29 +37,10 @@ std::optional<SaveState> NextState(SaveState state, SaveEvent event);
 // What has become of a checkpoint, as far as the job's own saves tell.
 enum class SaveFate { kNone, kKept, kReplaced, kRemoved };
 
-struct SaveForm {
-  std::string path;
-  int32_t keep_newest = 0;
-  int64_t max_file_bytes = 0;
-  bool in_parts = false;
-  bool with_replicas = false;
-  bool in_foreground = false;
-  bool no_overwrite = false;
-  std::string root;  // Must contain `path`. It depends on the caller, so equal forms may differ
-                     // in it.
-
-  friend bool operator==(const SaveForm& a, const SaveForm& b) {
-    return a.path == b.path && a.keep_newest == b.keep_newest &&
-           a.max_file_bytes == b.max_file_bytes && a.in_parts == b.in_parts &&
-           a.with_replicas == b.with_replicas && a.in_foreground == b.in_foreground &&
-           a.no_overwrite == b.no_overwrite;
-  }
-};
-
 struct Save {
   int64_t number = 0;      // Counts the job's saves from 1.
   std::string request_id;  // Empty: the trainers decided to save.
-  SaveForm form;
+  SaveSpec spec;
   SaveState state = SaveState::kWaiting;
   absl::Time requested_at = absl::UnixEpoch();
   absl::Time expires_at = absl::InfiniteFuture();  // If it still waits then, it is withdrawn.

@@ -29,7 +29,7 @@ TEST(SaveStateTest, EveryTransition) {
 Save Ended(int64_t number, int64_t sequence, const std::string& path) {
   Save save;
   save.number = number;
-  save.form.path = path;
+  save.spec.path = path;
   save.state = SaveState::kEnded;
   save.ended_sequence = sequence;
   save.fate = SaveFate::kKept;

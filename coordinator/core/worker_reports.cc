@@ -51,10 +51,10 @@ void WorkerReports::ResendJob(const Sender& sender, const JobId& id, const Job& 
                               Effects* effects) const {
   if (job.status.state == JobState::kRunning) {
     effects->commands.push_back(
-        {sender.worker, StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step,
+        {sender.worker, StartEpoch{id, job.generation, job.status.epoch, job.status.resume_step,
                                    job.status.rank_addresses, job.status.decision, job.IsFrozen(),
                                    job.status.rebuilt_ranks}});
-    saves_->SendWish(id, {sender.worker}, effects);
+    saves_->SendRequest(id, {sender.worker}, effects);
     return;
   }
   const EpochRuntime* runtime = state_->FindRuntime(id, job);
@@ -71,25 +71,25 @@ absl::Status WorkerReports::Heartbeat(const Sender& sender, const std::vector<Jo
   std::set<Orphans::Key> unknown;
   for (const JobProgress& progress : jobs) {
     const Job* known = state_->FindJob(progress.job);
-    const bool is_known = known != nullptr && known->creation == progress.creation;
+    const bool is_known = known != nullptr && known->generation == progress.generation;
     const bool was_deleted =
-        !is_known && progress.creation <= state_->durable().deleted().Newest(progress.job);
+        !is_known && progress.generation <= state_->durable().deleted().Newest(progress.job);
     const bool is_ahead =
         is_known && (Orphans::Holder(progress).IsAheadOf(known->status.epoch, known->HasBegun()) ||
                      state_->IsBehind(progress.job, *known) ||
                      HasUnknownSteps(*known, sender.worker, progress));
     // What the journal does not know may be the only copy of a job, so it is never dropped here.
     if (!was_deleted && (!is_known || is_ahead)) {
-      unknown.insert({progress.job, progress.creation});
+      unknown.insert({progress.job, progress.generation});
       orphans_->HearOfHeldJob(sender, progress, now, effects);
       continue;
     }
     if (was_deleted || !HasRankOn(*known, sender.worker)) {
-      effects->commands.push_back({sender.worker, DropJob{progress.job, progress.creation}});
+      effects->commands.push_back({sender.worker, DropJob{progress.job, progress.generation}});
       continue;
     }
     for (const auto& [rank, status] : progress.ranks) {
-      ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, progress.job, progress.creation,
+      ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, progress.job, progress.generation,
                                                   progress.epoch, Rank(rank)));
       if (job == nullptr) break;
       EpochRuntime& runtime = state_->Runtime(progress.job, *job);
@@ -105,10 +105,10 @@ absl::Status WorkerReports::Heartbeat(const Sender& sender, const std::vector<Jo
 }
 
 absl::StatusOr<const Job*> WorkerReports::CurrentJob(const Sender& sender, const JobId& id,
-                                                     Creation creation, Epoch epoch,
+                                                     Generation generation, Epoch epoch,
                                                      Rank rank) const {
   const Job* job = state_->FindJob(id);
-  if (job == nullptr || job->creation != creation || job->status.epoch != epoch) return nullptr;
+  if (job == nullptr || job->generation != generation || job->status.epoch != epoch) return nullptr;
   if (!HasEpoch(job->status.state)) return nullptr;
   const auto& placements = job->status.placements;
   if (rank.value() < 0 || rank.value() >= static_cast<int64_t>(placements.size())) {
@@ -127,7 +127,7 @@ absl::StatusOr<const Job*> WorkerReports::CurrentJob(const Sender& sender, const
 absl::Status WorkerReports::Announce(const Sender& sender, const OrderAnnouncement& event,
                                      absl::Time now, Effects* effects) {
   ASSIGN_OR_RETURN(const Job* job,
-                   CurrentJob(sender, event.job, event.creation, event.epoch, event.rank));
+                   CurrentJob(sender, event.job, event.generation, event.epoch, event.rank));
   if (job == nullptr || job->status.state != JobState::kRunning) return absl::OkStatus();
   const int64_t num_units = job->spec->model.units.size();
   if (event.entry.unit.value() < -1 || event.entry.unit.value() >= num_units) {
@@ -152,13 +152,14 @@ void WorkerReports::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, a
   for (const Rank rank : verdict.released) {
     const WorkerId& worker = job.status.placements[rank.value()].worker;
     effects->commands.push_back(
-        {worker, OrderRelease{id, job.creation, job.status.epoch, rank, verdict.position}});
+        {worker, OrderRelease{id, job.generation, job.status.epoch, rank, verdict.position}});
   }
   if (verdict.recorded.has_value()) {
     effects->order_records.push_back({id, job.status.epoch, verdict.position, *verdict.recorded});
   }
   if (verdict.mismatch.has_value()) {
-    OrderMismatch mismatch{id, job.creation, job.status.epoch, verdict.position, *verdict.mismatch};
+    OrderMismatch mismatch{id, job.generation, job.status.epoch, verdict.position,
+                           *verdict.mismatch};
     epochs_->FailEpoch(id, {*verdict.mismatch, std::move(mismatch)}, now, effects);
   }
 }
@@ -166,7 +167,7 @@ void WorkerReports::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, a
 absl::Status WorkerReports::ReportStep(const Sender& sender, const StepReport& event,
                                        absl::Time now, Effects* effects) {
   ASSIGN_OR_RETURN(const Job* job,
-                   CurrentJob(sender, event.job, event.creation, event.epoch, event.rank));
+                   CurrentJob(sender, event.job, event.generation, event.epoch, event.rank));
   if (job == nullptr || job->status.state != JobState::kRunning) return absl::OkStatus();
   EpochRuntime& runtime = state_->Runtime(event.job, *job);
   std::vector<uint64_t> hashes = event.earlier_order_hashes;
@@ -197,7 +198,7 @@ absl::Status WorkerReports::ReportFailure(const Sender& sender, const RankFailur
     rank = FirstRankOn(*job, sender.worker);
   }
   ASSIGN_OR_RETURN(const Job* job,
-                   CurrentJob(sender, event.job, event.creation, event.epoch, rank));
+                   CurrentJob(sender, event.job, event.generation, event.epoch, rank));
   if (job == nullptr) return absl::OkStatus();
   const bool may_go_elsewhere =
       !job->status.bound || job->status.unconfirmed.count(sender.worker) > 0;
@@ -217,7 +218,7 @@ absl::Status WorkerReports::ReportFailure(const Sender& sender, const RankFailur
 absl::Status WorkerReports::ReportPrepared(const Sender& sender, const EpochPrepared& event,
                                            absl::Time now, Effects* effects) {
   const Job* job = state_->FindJob(event.job);
-  if (job == nullptr || job->creation != event.creation) return absl::OkStatus();
+  if (job == nullptr || job->generation != event.generation) return absl::OkStatus();
   const auto avoided = state_->avoided.find(event.job);
   // The job may use a worker again that it avoided, once the worker answers.
   const bool answers_again =

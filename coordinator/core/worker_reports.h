@@ -43,8 +43,8 @@ class WorkerReports {
  private:
   void ResendJob(const Sender& sender, const JobId& id, const Job& job, Effects* effects) const;
   // The job whose current epoch this is and whose rank is on the sender; null: ignore the event.
-  absl::StatusOr<const Job*> CurrentJob(const Sender& sender, const JobId& job, Creation creation,
-                                        Epoch epoch, Rank rank) const;
+  absl::StatusOr<const Job*> CurrentJob(const Sender& sender, const JobId& job,
+                                        Generation generation, Epoch epoch, Rank rank) const;
   void ApplyVerdict(const JobId& id, const OrderVerdict& verdict, absl::Time now, Effects* effects);
 
   CoordinatorState* const state_;

@@ -24,8 +24,8 @@ int64_t ResidentBytes();
 
 class CallWatch {
  public:
-  // `has_too_much_memory` is asked, and `on_look` called, every few milliseconds while somebody
-  // sends or takes or waits for his turn.
+  // `has_too_much_memory` is asked, and `on_look` called, every few milliseconds while a
+  // call sends, takes or waits for its turn.
   CallWatch(std::function<bool()> has_too_much_memory, std::function<void()> on_look);
   ~CallWatch();
 

@@ -11,6 +11,7 @@
 #include "coordinator/service/save_codec.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
+#include "job/save_spec_codec.h"
 #include "job/worker_events.h"
 
 namespace tessera::coordinator {
@@ -52,7 +53,7 @@ absl::StatusOr<StreamEvent> DecodeHeartbeat(const v1::Heartbeat& heartbeat) {
     RETURN_IF_ERROR(CheckJobId(job.job_id()));
     JobProgress& progress = decoded.emplace_back();
     progress.job = JobId(job.job_id());
-    progress.creation = Creation(job.creation());
+    progress.generation = Generation(job.generation());
     progress.epoch = Epoch(job.epoch());
     for (const auto& [rank, status] : job.ranks()) {
       RETURN_IF_ERROR(CheckRange("rank status: step", status.step(), 0, kMaxCounter));
@@ -69,7 +70,7 @@ absl::StatusOr<StreamEvent> DecodeOrder(const v1::OrderAnnouncement& order) {
   RETURN_IF_ERROR(CheckOrder(order));
   OrderAnnouncement decoded;
   decoded.job = JobId(order.job_id());
-  decoded.creation = Creation(order.creation());
+  decoded.generation = Generation(order.generation());
   decoded.epoch = Epoch(order.epoch());
   decoded.rank = Rank(order.rank());
   decoded.position = {Step(order.step()), order.sequence(), order.pass()};
@@ -84,7 +85,7 @@ absl::StatusOr<StreamEvent> DecodeStep(const v1::StepReport& step) {
   RETURN_IF_ERROR(CheckJobId(step.job_id()));
   RETURN_IF_ERROR(CheckStepReport(step));
   return StepReport{JobId(step.job_id()),
-                    Creation(step.creation()),
+                    Generation(step.generation()),
                     Epoch(step.epoch()),
                     Rank(step.rank()),
                     Step(step.step()),
@@ -99,7 +100,7 @@ absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
       CheckRange("number of rank_addresses", prepared.rank_addresses_size(), 0, kMaxLocalRanks));
   RETURN_IF_ERROR(CheckRange("size of decision", prepared.decision().size(), 0, kMaxDecisionBytes));
   EpochPrepared decoded{JobId(prepared.job_id()),
-                        Creation(prepared.creation()),
+                        Generation(prepared.generation()),
                         Epoch(prepared.epoch()),
                         Step(prepared.decided_step()),
                         {},
@@ -115,14 +116,14 @@ absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
 absl::StatusOr<StreamEvent> DecodeHeld(const v1::HeldJob& held) {
   const v1::Job& job = held.job();
   RETURN_IF_ERROR(CheckJobId(job.job_id()));
-  RETURN_IF_ERROR(CheckRange("creation", job.creation(), 1, kMaxCounter));
+  RETURN_IF_ERROR(CheckRange("generation", job.generation(), 1, kMaxCounter));
   RETURN_IF_ERROR(CheckRange("epoch", job.epoch(), 1, kMaxCounter));
   RETURN_IF_ERROR(CheckRange("decided_step", held.decided_step(), 0, kMaxCounter));
   ASSIGN_OR_RETURN(ModelSpec model, DecodeModel(job.model()));
   ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(job.config()));
   HeldJob decoded;
   decoded.job = JobId(job.job_id());
-  decoded.creation = Creation(job.creation());
+  decoded.generation = Generation(job.generation());
   ASSIGN_OR_RETURN(decoded.spec,
                    MakeJobSpec(std::move(model), std::move(config), /*submitting_rank=*/-1));
   decoded.epoch = Epoch(job.epoch());
@@ -145,21 +146,21 @@ absl::StatusOr<StreamEvent> DecodeHeld(const v1::HeldJob& held) {
 
 void EncodeInto(const DescribeJob& describe, v1::CoordinatorCommand* command) {
   command->mutable_describe()->set_job_id(describe.job.value());
-  command->mutable_describe()->set_creation(describe.creation.value());
+  command->mutable_describe()->set_generation(describe.generation.value());
 }
 
 void EncodeInto(const PrepareEpoch& prepare, v1::CoordinatorCommand* command) {
   *command->mutable_prepare()->mutable_job() = Encode(prepare.job);
   command->mutable_prepare()->mutable_job()->set_attach_key(prepare.job.attach_key);
   command->mutable_prepare()->set_reason(prepare.reason);
-  command->mutable_prepare()->set_begin_anew(prepare.begin_anew);
-  command->mutable_prepare()->set_deleted_creation(prepare.deleted_creation.value());
+  command->mutable_prepare()->set_discards_state(prepare.discards_state);
+  command->mutable_prepare()->set_deleted_generation(prepare.deleted_generation.value());
   command->mutable_prepare()->set_code(prepare.code);
 }
 
 void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
   command->mutable_start()->set_job_id(start.job.value());
-  command->mutable_start()->set_creation(start.creation.value());
+  command->mutable_start()->set_generation(start.generation.value());
   command->mutable_start()->set_epoch(start.epoch.value());
   command->mutable_start()->set_resume_step(start.resume_step.value());
   command->mutable_start()->mutable_rank_addresses()->insert(start.rank_addresses.begin(),
@@ -173,7 +174,7 @@ void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
 void EncodeInto(const OrderRelease& release, v1::CoordinatorCommand* command) {
   v1::OrderRelease* encoded = command->mutable_release();
   encoded->set_job_id(release.job.value());
-  encoded->set_creation(release.creation.value());
+  encoded->set_generation(release.generation.value());
   encoded->set_epoch(release.epoch.value());
   encoded->set_rank(release.rank.value());
   encoded->set_step(release.position.step.value());
@@ -184,7 +185,7 @@ void EncodeInto(const OrderRelease& release, v1::CoordinatorCommand* command) {
 void EncodeInto(const OrderMismatch& mismatch, v1::CoordinatorCommand* command) {
   v1::OrderMismatch* encoded = command->mutable_mismatch();
   encoded->set_job_id(mismatch.job.value());
-  encoded->set_creation(mismatch.creation.value());
+  encoded->set_generation(mismatch.generation.value());
   encoded->set_epoch(mismatch.epoch.value());
   encoded->set_step(mismatch.position.step.value());
   encoded->set_sequence(mismatch.position.sequence);
@@ -194,27 +195,27 @@ void EncodeInto(const OrderMismatch& mismatch, v1::CoordinatorCommand* command) 
 
 void EncodeInto(const ServeState& serve, v1::CoordinatorCommand* command) {
   command->mutable_serve_state()->set_job_id(serve.job.value());
-  command->mutable_serve_state()->set_creation(serve.creation.value());
+  command->mutable_serve_state()->set_generation(serve.generation.value());
   command->mutable_serve_state()->set_session(serve.session);
 }
 void EncodeInto(const StagePut& stage, v1::CoordinatorCommand* command) {
   command->mutable_stage_put()->set_job_id(stage.job.value());
-  command->mutable_stage_put()->set_creation(stage.creation.value());
+  command->mutable_stage_put()->set_generation(stage.generation.value());
   command->mutable_stage_put()->set_session(stage.session);
 }
 
 void EncodeInto(const WantSave& want, v1::CoordinatorCommand* command) {
-  v1::SaveWish* wish = command->mutable_save_wish();
-  wish->set_job_id(want.job.value());
-  wish->set_creation(want.creation.value());
-  wish->set_number(want.number);
-  if (want.number != 0) *wish->mutable_form() = EncodeSaveForm(want.form);
-  wish->set_cancelled(want.cancelled);
+  v1::RequestedSave* save = command->mutable_requested_save();
+  save->set_job_id(want.job.value());
+  save->set_generation(want.generation.value());
+  save->set_number(want.number);
+  if (want.number != 0) *save->mutable_spec() = EncodeSaveSpec(want.spec);
+  save->set_cancelled(want.cancelled);
 }
 
 void EncodeInto(const DropJob& drop, v1::CoordinatorCommand* command) {
   command->mutable_drop()->set_job_id(drop.job.value());
-  command->mutable_drop()->set_creation(drop.creation.value());
+  command->mutable_drop()->set_generation(drop.generation.value());
 }
 
 v1::JobState EncodeState(JobState state) {
@@ -299,7 +300,7 @@ absl::StatusOr<StreamEvent> Decode(const v1::WorkerEvent& event) {
     case v1::WorkerEvent::kFailure: {
       RETURN_IF_ERROR(CheckJobId(event.failure().job_id()));
       return RankFailure{JobId(event.failure().job_id()),
-                         Creation(event.failure().creation()),
+                         Generation(event.failure().generation()),
                          Epoch(event.failure().epoch()),
                          Rank(event.failure().rank()),
                          std::string(Truncated(event.failure().reason())),
@@ -326,7 +327,7 @@ v1::Job EncodeSummary(const JobView& view) {
   for (size_t unit = 0; unit < view.spec->model.units.size(); ++unit)
     job.mutable_model()->add_units();
   job.set_job_id(view.id.value());
-  job.set_creation(view.creation.value());
+  job.set_generation(view.generation.value());
   job.set_owner(view.owner);
   *job.mutable_config() = EncodeJobConfig(view.spec->config);
   job.set_state(EncodeState(view.status.state));

@@ -95,7 +95,7 @@ TEST(CodecTest, BadSaveRequestsAndReportsAreNamed) {
     v1::RequestSaveRequest request;
     request.set_request_id("r1");
     request.set_job_id("gpt");
-    request.mutable_form()->set_path("/c");
+    request.mutable_spec()->set_path("/c");
     EXPECT_OK(Decode(request));
     change(&request);
     EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr(what)));
@@ -103,17 +103,17 @@ TEST(CodecTest, BadSaveRequestsAndReportsAreNamed) {
   refused([](auto* r) { r->set_request_id(""); }, "request_id");
   refused([](auto* r) { r->set_job_id("No"); }, "job_id");
   for (const char* path : {"", "c", "/c/"})
-    refused([&](auto* r) { r->mutable_form()->set_path(path); }, "absolute path");
-  refused([](auto* r) { r->mutable_form()->set_path("/" + std::string(5000, 'c')); }, "5001 bytes");
-  refused([](auto* r) { r->mutable_form()->set_path("s3://bucket/c"); }, "no storage for s3://");
-  refused([](auto* r) { r->mutable_form()->set_path("file://host/c"); }, "absolute path");
-  refused([](auto* r) { r->mutable_form()->set_keep_newest(-1); }, "keep_newest -1");
-  refused([](auto* r) { r->mutable_form()->set_max_file_bytes(-1); }, "max_file_bytes -1");
-  refused([](auto* r) { r->mutable_form()->set_with_replicas(true); }, "with_replicas");
+    refused([&](auto* r) { r->mutable_spec()->set_path(path); }, "absolute path");
+  refused([](auto* r) { r->mutable_spec()->set_path("/" + std::string(5000, 'c')); }, "5001 bytes");
+  refused([](auto* r) { r->mutable_spec()->set_path("s3://bucket/c"); }, "no storage for s3://");
+  refused([](auto* r) { r->mutable_spec()->set_path("file://host/c"); }, "absolute path");
+  refused([](auto* r) { r->mutable_spec()->set_keep_newest(-1); }, "keep_newest -1");
+  refused([](auto* r) { r->mutable_spec()->set_max_file_bytes(-1); }, "max_file_bytes -1");
+  refused([](auto* r) { r->mutable_spec()->set_with_replicas(true); }, "with_replicas");
   refused(
       [](auto* r) {
-        r->mutable_form()->set_in_parts(true);
-        r->mutable_form()->set_keep_newest(1);
+        r->mutable_spec()->set_in_parts(true);
+        r->mutable_spec()->set_keep_newest(1);
       },
       "in_parts");
   refused([](auto* r) { r->set_expires_in_ms(-1); }, "expires_in_ms");
@@ -234,9 +234,9 @@ Record RoundTrip(const Record& record) {
 
 TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   const JobSpecPtr spec = Decode(Request())->spec;
-  const auto spec_back = RoundTrip(JobSpecRecord{JobId("gpt"), spec, Creation(3), "uid:7"});
+  const auto spec_back = RoundTrip(JobSpecRecord{JobId("gpt"), spec, Generation(3), "uid:7"});
   EXPECT_EQ(spec_back.job, JobId("gpt"));
-  EXPECT_EQ(spec_back.creation, Creation(3));
+  EXPECT_EQ(spec_back.generation, Generation(3));
   EXPECT_EQ(spec_back.owner, "uid:7");
   EXPECT_OK(CompareModels(spec->model, "a", spec_back.spec->model, "b"));
   EXPECT_EQ(spec_back.spec->layout_digest, spec->layout_digest);
@@ -276,7 +276,7 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   hand_over.frozen = true;
   hand_over.deadline = absl::FromUnixMillis(12345);
   hand_over.taker = JobId("next");
-  hand_over.taker_creation = Creation(9);
+  hand_over.taker_generation = Generation(9);
   hand_over.reason = "why";
   hand_over.trainer_states =
       std::make_shared<const std::vector<std::string>>(2, std::string("\0a", 2));
@@ -288,7 +288,7 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   EXPECT_TRUE(handed.hand_over.frozen);
   EXPECT_EQ(handed.hand_over.deadline, hand_over.deadline);
   EXPECT_EQ(handed.hand_over.taker, JobId("next"));
-  EXPECT_EQ(handed.hand_over.taker_creation, Creation(9));
+  EXPECT_EQ(handed.hand_over.taker_generation, Generation(9));
   EXPECT_EQ(handed.hand_over.reason, "why");
   EXPECT_EQ(*handed.hand_over.trainer_states, *hand_over.trainer_states);
   const OrderEntry entry{"reduce", UnitId(-1), DType::kBf16, 77};
@@ -325,7 +325,12 @@ TEST(RecordCodecTest, SavesSurviveTheRoundTrip) {
   Save save;
   save.number = 12;
   save.request_id = "r/1";
-  save.form = {"/c/s", 3, 1 << 20, true, true, true};
+  save.spec.path = "/c/s";
+  save.spec.options.keep_newest = 3;
+  save.spec.options.max_file_bytes = 1 << 20;
+  save.spec.options.in_parts = save.spec.options.with_replicas = true;
+  save.spec.options.overwrite = false;
+  save.spec.root = "/c";
   save.state = SaveState::kEnded;
   save.requested_at = absl::FromUnixNanos(1001);
   save.expires_at = absl::FromUnixNanos(2002);
@@ -346,7 +351,7 @@ TEST(RecordCodecTest, SavesSurviveTheRoundTrip) {
   const Save& read = back.save;
   EXPECT_EQ(read.number, 12);
   EXPECT_EQ(read.request_id, save.request_id);
-  EXPECT_TRUE(read.form == save.form);
+  EXPECT_TRUE(read.spec == save.spec);
   EXPECT_EQ(read.state, save.state);
   EXPECT_EQ(read.requested_at, save.requested_at);
   EXPECT_EQ(read.expires_at, save.expires_at);

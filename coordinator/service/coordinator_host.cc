@@ -243,7 +243,7 @@ void CoordinatorHost::DeliverLocked(Effects effects) {
       TESSERA_LOG(INFO, "job={} deleted", job.value());
       continue;
     }
-    changed_at_[job] = ++generation_;
+    changed_at_[job] = ++last_change_;
     const std::pair<Epoch, JobState> logged(view->status.epoch, view->status.state);
     if (std::exchange(logged_[job], logged) == logged) continue;  // Only a step further.
     TESSERA_LOG(INFO, "job={} epoch={} step={} {}: {}", job.value(), view->status.epoch.value(),
@@ -418,7 +418,7 @@ absl::Status CoordinatorHost::AwaitCore(
   }
 }
 
-absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* generation,
+absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* seen_change,
                                                      absl::FunctionRef<bool()> cancelled) {
   JobWaits::Wait wait(&waits_, {job});
   while (true) {
@@ -428,8 +428,8 @@ absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* 
       ASSIGN_OR_RETURN(JobView view, core_.GetJob(job));
       // A job that has not changed since this process began counts as changed once, at 1.
       const int64_t changed_at = changed_at_.emplace(job, 1).first->second;
-      if (changed_at > *generation) {
-        *generation = changed_at;
+      if (changed_at > *seen_change) {
+        *seen_change = changed_at;
         return view;
       }
     }

@@ -109,9 +109,9 @@ class CoordinatorHost {
                          absl::FunctionRef<std::optional<absl::Status>(const Coordinator&)> look,
                          absl::FunctionRef<bool()> cancelled);
 
-  // Waits until the job differs from what `*generation` saw (0: nothing yet), and updates it.
+  // Waits until the job differs from what `*seen_change` saw (0: nothing yet), and updates it.
   // Errors: NotFound, Cancelled (`cancelled` became true), Unavailable
-  absl::StatusOr<JobView> AwaitChange(const JobId& job, int64_t* generation,
+  absl::StatusOr<JobView> AwaitChange(const JobId& job, int64_t* seen_change,
                                       absl::FunctionRef<bool()> cancelled);
 
  private:
@@ -138,7 +138,7 @@ class CoordinatorHost {
   Coordinator core_ ABSL_GUARDED_BY(mu_);
   std::map<WorkerId, std::shared_ptr<Outbox>> outboxes_ ABSL_GUARDED_BY(mu_);
   // When each job last changed, counted in changes; so waiting is `change > seen`.
-  int64_t generation_ ABSL_GUARDED_BY(mu_) = 1;
+  int64_t last_change_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<JobId, int64_t> changed_at_ ABSL_GUARDED_BY(mu_);
   std::map<JobId, std::pair<Epoch, JobState>> logged_ ABSL_GUARDED_BY(mu_);
   bool journal_healthy_ ABSL_GUARDED_BY(mu_) = true;

@@ -96,7 +96,7 @@ absl::StatusOr<Gate::Caller> Gate::Admit(const Call& call, Right right) const {
 
 absl::Status Gate::CheckJob(const Call& call, Right right, Caller* caller) const {
   const absl::StatusOr<JobView> job = host_->GetJob(call.job);
-  if (job.ok()) caller->creation = job->creation;
+  if (job.ok()) caller->generation = job->generation;
   if (caller->is_operator) return absl::OkStatus();  // The handler says what is wrong with it.
   RETURN_IF_ERROR(CheckJobId(call.job.value()));
   RETURN_IF_ERROR(job.status());
@@ -106,7 +106,8 @@ absl::Status Gate::CheckJob(const Call& call, Right right, Caller* caller) const
 
 absl::Status Gate::CheckSame(const absl::StatusOr<JobView>& job, const Caller& caller) {
   RETURN_IF_ERROR(job.status());
-  if (caller.creation == Creation() || job->creation == caller.creation) return absl::OkStatus();
+  if (caller.generation == Generation() || job->generation == caller.generation)
+    return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("job '", job->id.value(), "' was deleted meanwhile"));
 }
 

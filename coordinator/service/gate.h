@@ -1,10 +1,11 @@
-// Lets a call in, or not: who makes it (net/caller_identity.h), whether there is a place for it
-// (call_limits.h), whether he may (coordinator/access/access_rules.h), and a line in the log for
-// each that changes something, and for those that are refused or fail, of a client ten a minute:
+// Admits or refuses a call: identifies the caller (net/caller_identity.h), checks that there is room
+// for the call (call_limits.h) and that the caller may make it (coordinator/access/access_rules.h),
+// and writes a line to the log for each call that changes something, and for those that are refused
+// or fail, at most ten a minute for each client:
 //
 //   audit: uid:1000 at fd:17: DeleteJob job='gpt': OK
 //
-// Nothing of a call is read before it has entered, so what nobody lets in costs nothing.
+// Nothing of a call is read before it was admitted, so a refused call costs nothing.
 //
 // Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_GATE_H_
@@ -52,14 +53,14 @@ class Gate {
   struct Caller {
     std::string identity;
     bool is_operator = false;
-    // Of the job, where the right is one to a job that there is: he may have no right to a later
-    // one of its id.
-    Creation creation = Creation();
+    // Of the job, where the right is one to a job that there is: the caller may have no right to
+    // a later job of this id.
+    Generation generation = Generation();
   };
 
-  // Errors: Unauthenticated     nobody knows who calls
+  // Errors: Unauthenticated     the caller cannot be identified
   //         FailedPrecondition  a program of ours of another protocol
-  //         PermissionDenied    he has not this right
+  //         PermissionDenied    the caller does not have this right
   //         NotFound            there is no such job, of kRead and kChange; operators get in
   absl::StatusOr<Caller> Admit(const Call& call, Right right) const;
   struct Entered {

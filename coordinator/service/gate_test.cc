@@ -318,7 +318,7 @@ TEST_F(GateTest, CheckpointsOutsideTheSaveRootsAreRefused) {
     v1::RequestSaveRequest request;
     request.set_request_id(absl::StrCat("s", ++num_requests_));
     request.set_job_id("gpt");
-    request.mutable_form()->set_path(path);
+    request.mutable_spec()->set_path(path);
     v1::Save reply;
     return FromGrpcStatus(
         v1::Checkpoints::NewStub(channels_[who])->RequestSave(&context, request, &reply));

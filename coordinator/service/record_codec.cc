@@ -13,6 +13,7 @@
 #include "coordinator/core/order_validator.h"
 #include "coordinator/storage/records.pb.h"
 #include "job/job_codec.h"
+#include "job/save_spec_codec.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -55,14 +56,7 @@ journal::BootTime EncodeBootTime(absl::Time time, const JournalClock& clock) {
 journal::Save EncodeSave(const Save& save, const JournalClock& clock) {
   journal::Save encoded;
   encoded.set_request_id(save.request_id);
-  encoded.set_path(save.form.path);
-  encoded.set_keep_newest(save.form.keep_newest);
-  encoded.set_max_file_bytes(save.form.max_file_bytes);
-  encoded.set_in_parts(save.form.in_parts);
-  encoded.set_with_replicas(save.form.with_replicas);
-  encoded.set_in_foreground(save.form.in_foreground);
-  encoded.set_no_overwrite(save.form.no_overwrite);
-  encoded.set_root(save.form.root);
+  EncodeCheckpointSpec(save.spec, &encoded);
   encoded.set_state(static_cast<journal::Save::State>(save.state));
   encoded.set_requested_ns(absl::ToUnixNanos(save.requested_at + clock.wall_lead));
   if (save.expires_at != absl::InfiniteFuture()) {
@@ -107,7 +101,7 @@ struct Encoder {
     spec.set_config(EncodeJobConfig(r.spec->config).SerializeAsString());
     spec.set_submitting_rank(r.spec->submitting_rank);
     spec.set_layout_digest(r.spec->layout_digest);
-    spec.set_creation(r.creation.value());
+    spec.set_generation(r.generation.value());
     spec.set_owner(r.owner);
     spec.set_attach_key(r.attach_key);
     Put(absl::StrCat("job/", r.job.value(), "/spec"), spec);
@@ -125,7 +119,7 @@ struct Encoder {
     hand_over.set_deadline_unix_ms(absl::ToUnixMillis(from.deadline + clock.wall_lead));
     *hand_over.mutable_deadline_since_boot() = EncodeBootTime(from.deadline, clock);
     hand_over.set_taker(from.taker.value());
-    hand_over.set_taker_creation(from.taker_creation.value());
+    hand_over.set_taker_generation(from.taker_generation.value());
     hand_over.set_reason(from.reason);
     for (const std::string& state : *from.trainer_states) hand_over.add_trainer_states(state);
     Put(absl::StrCat("job/", r.job.value(), "/hand-over"), hand_over);
@@ -179,7 +173,7 @@ struct Encoder {
   }
   void operator()(const DeletedJobRecord& r) {
     journal::DeletedJob deleted;
-    deleted.set_creation(r.creation.value());
+    deleted.set_generation(r.generation.value());
     Put(absl::StrCat("deleted/", r.job.value()), deleted);
   }
   void operator()(const DeletedJobGoneRecord& r) {
@@ -252,7 +246,7 @@ absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& jo
                                         message.submitting_rank(), message.layout_digest()});
   if (const absl::Status status = SetMemoryNeeds(spec.get()); !status.ok())
     return Unreadable(row, status.message());
-  return JobSpecRecord{job, std::move(spec), Creation(message.creation()), message.owner(),
+  return JobSpecRecord{job, std::move(spec), Generation(message.generation()), message.owner(),
                        message.attach_key()};
 }
 
@@ -276,7 +270,7 @@ absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& j
   hand_over.deadline = DecodeDeadline(absl::FromUnixMillis(message.deadline_unix_ms()),
                                       message.deadline_since_boot(), clock);
   hand_over.taker = JobId(message.taker());
-  hand_over.taker_creation = Creation(message.taker_creation());
+  hand_over.taker_generation = Generation(message.taker_generation());
   hand_over.reason = message.reason();
   hand_over.trainer_states = std::make_shared<const std::vector<std::string>>(
       message.trainer_states().begin(), message.trainer_states().end());
@@ -294,9 +288,7 @@ absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key,
     return Unreadable(row, "its state or fate is unknown");
   }
   save.request_id = message.request_id();
-  save.form = {message.path(),         message.keep_newest(),   message.max_file_bytes(),
-               message.in_parts(),     message.with_replicas(), message.in_foreground(),
-               message.no_overwrite(), message.root()};
+  save.spec = DecodeCheckpointSpec(message);
   save.state = static_cast<SaveState>(message.state());
   save.requested_at = absl::FromUnixNanos(message.requested_ns()) - clock.wall_lead;
   if (message.expires_ns() != 0)
@@ -392,7 +384,7 @@ absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row, const JournalClo
   if (head.first == "order") return DecodeOrder(row, key);
   if (head.first == "deleted") {
     ASSIGN_OR_RETURN(const journal::DeletedJob deleted, Parse<journal::DeletedJob>(row));
-    return DeletedJobRecord{JobId(head.second), Creation(deleted.creation())};
+    return DeletedJobRecord{JobId(head.second), Generation(deleted.generation())};
   }
   if (row.key == kClusterKey) {
     ASSIGN_OR_RETURN(const journal::Cluster cluster, Parse<journal::Cluster>(row));

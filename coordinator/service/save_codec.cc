@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "base/wall_time.h"
 #include "checkpoint/storage/storage_path.h"
 #include "coordinator/service/field_checks.h"
+#include "job/save_spec_codec.h"
 #include "job/worker_events.h"
 
 namespace tessera::coordinator {
@@ -20,32 +22,19 @@ constexpr int64_t kMaxExpiresInMs = int64_t{366} * 24 * 3600 * 1000;
 
 absl::Status Invalid(absl::string_view why) { return absl::InvalidArgumentError(why); }
 
-// What of it no rank would take.
-absl::Status CheckForm(const v1::SaveForm& form) {
-  ASSIGN_OR_RETURN(const std::string path, PlainPath(form.path()));
+// What a rank would refuse is refused here.
+absl::StatusOr<SaveSpec> DecodeRequested(const v1::SaveSpec& requested) {
+  ASSIGN_OR_RETURN(const std::string path, PlainPath(requested.path()));
   if (path.empty() || path[0] != '/' || path.back() == '/' || path.size() > kMaxPathBytes) {
     return Invalid(absl::StrCat("path '", absl::CHexEscape(Truncated(path, 80)),
                                 "': must be the absolute path of a folder, of at most ",
                                 kMaxPathBytes, " bytes"));
   }
-  if (form.keep_newest() < 0) return Invalid(absl::StrCat("keep_newest ", form.keep_newest()));
-  if (form.max_file_bytes() < 0)
-    return Invalid(absl::StrCat("max_file_bytes ", form.max_file_bytes()));
-  if (form.with_replicas() && !form.in_parts()) return Invalid("with_replicas: is of parts");
-  if (form.in_parts() && form.max_file_bytes() != 0) return Invalid("in_parts: a part is one file");
-  if (form.in_parts() && form.keep_newest() != 0) return Invalid("in_parts: none is removed");
-  return absl::OkStatus();
-}
-
-SaveForm DecodeForm(const v1::SaveForm& form) {
-  return {PlainPath(form.path()).value_or(form.path()),
-          form.keep_newest(),
-          form.max_file_bytes(),
-          form.in_parts(),
-          form.with_replicas(),
-          form.in_foreground(),
-          form.no_overwrite(),
-          form.root()};
+  ASSIGN_OR_RETURN(SaveSpec spec, DecodeSaveSpec(requested));
+  if (spec.content != SaveContent::kCheckpoint)
+    return Invalid("is_model: only a checkpoint can be requested");
+  spec.path = path;
+  return spec;
 }
 
 v1::SaveState EncodeState(SaveState state) {
@@ -79,11 +68,11 @@ v1::SaveFate EncodeFate(SaveFate fate) {
 absl::StatusOr<RequestSaveEvent> Decode(const v1::RequestSaveRequest& request) {
   RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   RETURN_IF_ERROR(CheckJobId(request.job_id()));
-  RETURN_IF_ERROR(CheckForm(request.form()));
+  ASSIGN_OR_RETURN(SaveSpec spec, DecodeRequested(request.spec()));
   if (request.expires_in_ms() < 0 || request.expires_in_ms() > kMaxExpiresInMs)
     return Invalid(absl::StrCat("expires_in_ms ", request.expires_in_ms(), ": not within a year"));
-  RequestSaveEvent event = {request.request_id(), JobId(request.job_id()),
-                            DecodeForm(request.form()), absl::InfiniteDuration()};
+  RequestSaveEvent event = {request.request_id(), JobId(request.job_id()), std::move(spec),
+                            absl::InfiniteDuration()};
   if (request.expires_in_ms() > 0) event.expires_in = absl::Milliseconds(request.expires_in_ms());
   return event;
 }
@@ -103,13 +92,13 @@ absl::StatusOr<SaveReport> DecodeSaveReport(const v1::SaveReport& report) {
       decoded.phase = SaveReport::Phase::kEnded;
   }
   decoded.job = JobId(report.job_id());
-  decoded.creation = Creation(report.creation());
+  decoded.generation = Generation(report.generation());
   decoded.epoch = Epoch(report.epoch());
   decoded.rank = Rank(report.rank());
   decoded.ordinal = report.ordinal();
   decoded.number = report.number();
-  decoded.form = DecodeForm(report.form());
-  decoded.form.path = std::string(Utf8Prefix(report.form().path(), kMaxPathBytes));
+  decoded.spec = DecodeCheckpointSpec(report.spec());
+  decoded.spec.path = std::string(Utf8Prefix(report.spec().path(), kMaxPathBytes));
   decoded.step = Step(report.step());
   decoded.written_bytes = report.written_bytes();
   decoded.all_bytes = report.all_bytes();
@@ -121,26 +110,13 @@ absl::StatusOr<SaveReport> DecodeSaveReport(const v1::SaveReport& report) {
   return decoded;
 }
 
-v1::SaveForm EncodeSaveForm(const SaveForm& form) {
-  v1::SaveForm encoded;
-  encoded.set_path(form.path);
-  encoded.set_keep_newest(form.keep_newest);
-  encoded.set_max_file_bytes(form.max_file_bytes);
-  encoded.set_in_parts(form.in_parts);
-  encoded.set_with_replicas(form.with_replicas);
-  encoded.set_in_foreground(form.in_foreground);
-  encoded.set_no_overwrite(form.no_overwrite);
-  encoded.set_root(form.root);
-  return encoded;
-}
-
 v1::Save Encode(const JobId& job, const SaveView& view) {
   const Save& save = view.save;
   v1::Save encoded;
   encoded.set_job_id(job.value());
   encoded.set_number(save.number);
   encoded.set_requested(save.requested());
-  *encoded.mutable_form() = EncodeSaveForm(save.form);
+  *encoded.mutable_spec() = EncodeSaveSpec(save.spec);
   encoded.set_state(EncodeState(save.state));
   if (save.requested())
     encoded.set_requested_unix_ms(absl::ToUnixMillis(ToWallTime(save.requested_at)));

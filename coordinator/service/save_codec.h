@@ -11,7 +11,6 @@ namespace tessera::coordinator {
 absl::StatusOr<RequestSaveEvent> Decode(const v1::RequestSaveRequest& request);
 absl::StatusOr<SaveReport> DecodeSaveReport(const v1::SaveReport& report);
 
-v1::SaveForm EncodeSaveForm(const SaveForm& form);
 v1::Save Encode(const JobId& job, const SaveView& view);
 
 }  // namespace tessera::coordinator

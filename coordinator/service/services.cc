@@ -84,11 +84,11 @@ absl::Status JobsService::Watch(CallStream<v1::WatchJobRequest, v1::Job>* stream
   const JobId job(request.job_id());
   ASSIGN_OR_RETURN(const Gate::Caller caller,
                    gate_->Admit({stream->context(), "WatchJob", job}, Right::kRead));
-  int64_t generation = 0;
+  int64_t seen_change = 0;
   bool seen = false;
   while (true) {
-    absl::StatusOr<JobView> view =
-        host_->AwaitChange(job, &generation, [stream] { return stream->context()->IsCancelled(); });
+    absl::StatusOr<JobView> view = host_->AwaitChange(
+        job, &seen_change, [stream] { return stream->context()->IsCancelled(); });
     if (seen && absl::IsNotFound(view.status())) return absl::OkStatus();
     if (absl::Status status = Gate::CheckSame(view, caller); !status.ok())
       return seen && view.ok() ? absl::OkStatus() : status;
@@ -230,7 +230,7 @@ absl::Status CheckpointsService::RequestSave(ServedCall* call,
   const JobId job(request.job_id());
   const auto save = [&](const Gate::Caller& caller) -> absl::Status {
     ASSIGN_OR_RETURN(RequestSaveEvent event, Decode(request));
-    ASSIGN_OR_RETURN(event.form.root, gate_->rules().SaveRootOf(caller.identity, event.form.path));
+    ASSIGN_OR_RETURN(event.spec.root, gate_->rules().SaveRootOf(caller.identity, event.spec.path));
     return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
       RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), caller));
       ASSIGN_OR_RETURN(const SaveView view, core.RequestSave(event, now, effects));
@@ -247,7 +247,7 @@ absl::Status CheckpointsService::GetSave(ServedCall* call, const v1::GetSaveRequ
   ASSIGN_OR_RETURN(const Gate::Caller caller,
                    gate_->Admit({call->context(), "GetSave", job}, Right::kRead));
   const absl::StatusOr<SaveView> view = host_->GetSave(job, request.number());
-  // A later creation never has a smaller number, so what was just seen was of this one.
+  // A later generation never has a smaller number, so what was just seen was of this one.
   RETURN_IF_ERROR(Gate::CheckSame(host_->GetJob(job), caller));
   RETURN_IF_ERROR(view.status());
   *reply = Encode(job, *view);

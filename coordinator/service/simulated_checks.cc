@@ -40,15 +40,15 @@ void SimulatedCluster::OnDurable(const Effects& effects) {
   for (const JobId& job : effects.changed_jobs) CheckShown(job);
   for (const Outgoing& outgoing : effects.commands) {
     if (const auto* release = std::get_if<OrderRelease>(&outgoing.command)) {
-      FindTruth(release->job, release->creation)->CheckRelease(*release);
+      FindTruth(release->job, release->generation)->CheckRelease(*release);
     } else if (const auto* start = std::get_if<StartEpoch>(&outgoing.command)) {
-      FindTruth(start->job, start->creation)->CheckStart(*start);
+      FindTruth(start->job, start->generation)->CheckStart(*start);
     }
   }
 }
 
 void SimulatedCluster::OnSpec(const JobSpecRecord& spec, const Effects& effects) {
-  std::unique_ptr<SimulatedTruth>& truth = truths_[{spec.job, spec.creation}];
+  std::unique_ptr<SimulatedTruth>& truth = truths_[{spec.job, spec.generation}];
   const bool is_made = std::any_of(
       effects.records.begin(), effects.records.end(),
       [](const StateRecord& record) { return std::holds_alternative<RequestRecord>(record); });
@@ -61,7 +61,7 @@ void SimulatedCluster::OnSpec(const JobSpecRecord& spec, const Effects& effects)
 void SimulatedCluster::CheckSave(const SaveRecord& record) {
   const absl::StatusOr<JobView> view = coordinator_.core().GetJob(record.job);
   if (view.ok())
-    FindTruth(view->id, view->creation)->saves().Check(record.save, coordinator_.clock());
+    FindTruth(view->id, view->generation)->saves().Check(record.save, coordinator_.clock());
 }
 
 void SimulatedCluster::CheckDeadlines() {
@@ -70,7 +70,7 @@ void SimulatedCluster::CheckDeadlines() {
     const absl::StatusOr<std::vector<SaveView>> saves = coordinator_.core().ListSaves(owner->id());
     for (size_t i = 0; view.ok() && saves.ok() && i < saves->size(); ++i) {
       if ((*saves)[i].save.state == SaveState::kWaiting)
-        FindTruth(view->id, view->creation)
+        FindTruth(view->id, view->generation)
             ->saves()
             .CheckWaits((*saves)[i].save.number, coordinator_.clock());
     }
@@ -79,7 +79,7 @@ void SimulatedCluster::CheckDeadlines() {
 
 void SimulatedCluster::CheckShown(const JobId& job) {
   const absl::StatusOr<JobView> view = coordinator_.core().GetJob(job);
-  if (view.ok()) FindTruth(view->id, view->creation)->CheckView(*view);
+  if (view.ok()) FindTruth(view->id, view->generation)->CheckView(*view);
 }
 
 void SimulatedCluster::CheckDevices() const {
@@ -101,7 +101,7 @@ void SimulatedCluster::CheckKeepsACopy(const JobStatusRecord& record) {
   const JobStatus before = std::exchange(statuses_[record.job], record.status);
   const absl::StatusOr<JobView> view = coordinator_.core().GetJob(record.job);
   if (!view.ok()) return;
-  const SimulatedTruth& truth = *FindTruth(view->id, view->creation);
+  const SimulatedTruth& truth = *FindTruth(view->id, view->generation);
   if (!truth.is_hybrid()) return;
   if (record.status.state == JobState::kLost) {
     if (before.state == JobState::kLost) return;
@@ -115,7 +115,7 @@ void SimulatedCluster::CheckKeepsACopy(const JobStatusRecord& record) {
     }
   }
   for (const Node& node : nodes_) {
-    const SimulatedHeldJob* held = node.worker->Find(truth.id(), truth.creation());
+    const SimulatedHeldJob* held = node.worker->Find(truth.id(), truth.generation());
     // Before the first step there is nothing that initial values do not make again.
     if (truth.decided() == 0 || held == nullptr || !held->HoldsAll() ||
         !IsPlaced(*node.worker, *held, before.placements) ||
@@ -131,7 +131,7 @@ void SimulatedCluster::CheckKeepsACopy(const JobStatusRecord& record) {
 bool SimulatedCluster::IsHeld(const SimulatedTruth& truth, const SimulatedWorker* without) const {
   const absl::StatusOr<JobView> view = coordinator_.core().GetJob(truth.id());
   return view.ok() && std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
-           const SimulatedHeldJob* held = node.worker->Find(truth.id(), truth.creation());
+           const SimulatedHeldJob* held = node.worker->Find(truth.id(), truth.generation());
            return node.worker.get() != without && held != nullptr && held->HoldsAll() &&
                   held->decided_step() >= truth.decided() - 1 &&
                   IsPlaced(*node.worker, *held, view->status.placements);
@@ -162,16 +162,16 @@ void SimulatedCluster::AwaitSteps(int64_t steps) {
 }
 
 bool SimulatedCluster::HasTakenThem() const {
-  std::set<Creation> creations;
-  for (const auto& owner : owners_) creations.insert(owner->creation());
+  std::set<Generation> generations;
+  for (const auto& owner : owners_) generations.insert(owner->generation());
   // What an older journal does not know is kept.
   for (const Node& node : nodes_) {
     for (const auto& [id, job] : node.worker->jobs()) {
-      if (!has_copies_ && creations.count(job->truth().creation()) == 0) return false;
+      if (!has_copies_ && generations.count(job->truth().generation()) == 0) return false;
     }
   }
   return std::all_of(owners_.begin(), owners_.end(), [&](const auto& owner) {
-    const auto truth = truths_.find({owner->id(), owner->creation()});
+    const auto truth = truths_.find({owner->id(), owner->generation()});
     if (truth == truths_.end() || owner->HasPendingSaves()) return false;
     const auto awaited = awaited_steps_.find(truth->first);
     const int64_t steps = awaited == awaited_steps_.end() ? awaited_more_ : awaited->second;
@@ -182,7 +182,7 @@ bool SimulatedCluster::HasTakenThem() const {
 std::string SimulatedCluster::Describe() const {
   std::string text;
   for (const JobView& view : coordinator_.core().ListJobs()) {
-    absl::StrAppend(&text, view.id.value(), "/", view.creation.value(), " ",
+    absl::StrAppend(&text, view.id.value(), "/", view.generation.value(), " ",
                     Name(view.status.state), " in epoch ", view.status.epoch.value(),
                     " after step ", view.committed_step.value(), ": ", view.status.reason, "\n");
   }

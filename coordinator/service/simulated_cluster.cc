@@ -24,8 +24,8 @@ SimulatedCluster::SimulatedCluster(uint32_t seed, const SimulatedShape& shape)
       has_copies_(shape.has_copies),
       calls_(&dice_),
       coordinator_(Options(shape), &dice_, [this](const Effects& effects) { OnDurable(effects); }) {
-  const auto find_truth = [this](const JobId& job, Creation creation) {
-    return FindTruth(job, creation);
+  const auto find_truth = [this](const JobId& job, Generation generation) {
+    return FindTruth(job, generation);
   };
   for (int i = 0; i < shape.num_workers; ++i) {
     nodes_.emplace_back().worker = std::make_unique<SimulatedWorker>(
@@ -39,8 +39,8 @@ SimulatedCluster::SimulatedCluster(uint32_t seed, const SimulatedShape& shape)
   }
 }
 
-SimulatedTruth* SimulatedCluster::FindTruth(const JobId& job, Creation creation) {
-  const auto truth = truths_.find({job, creation});
+SimulatedTruth* SimulatedCluster::FindTruth(const JobId& job, Generation generation) {
+  const auto truth = truths_.find({job, generation});
   EXPECT_NE(truth, truths_.end());
   return truth->second.get();
 }
@@ -94,7 +94,7 @@ void SimulatedCluster::Work(Node* node) {
     if (!job->is_running() || !job->lacks_values()) continue;
     for (const Node& other : nodes_) {
       const SimulatedHeldJob* source =
-          other.worker->Find(job->truth().id(), job->truth().creation());
+          other.worker->Find(job->truth().id(), job->truth().generation());
       if (source == nullptr || !source->is_running() || source->epoch() != job->epoch() ||
           source->lacks_values()) {
         continue;
@@ -158,7 +158,7 @@ void SimulatedCluster::CopyOrGoBack() {
   calls_.Clear();
   for (const auto& [key, truth] : truths_) truth->GoBack();
   for (const JobView& view : coordinator_.core().ListJobs())
-    FindTruth(view.id, view.creation)->ComeBackAs(view);
+    FindTruth(view.id, view.generation)->ComeBackAs(view);
   for (const auto& owner : owners_) owner->GoBack();
   statuses_.clear();
 }
@@ -179,7 +179,7 @@ bool SimulatedCluster::HasTakenOver() const {
            std::all_of(
                node.worker->jobs().begin(), node.worker->jobs().end(), [&](const auto& job) {
                  const absl::StatusOr<JobView> view = coordinator_.core().GetJob(JobId(job.first));
-                 return view.ok() && (view->creation != job.second->truth().creation() ||
+                 return view.ok() && (view->generation != job.second->truth().generation() ||
                                       view->status.epoch >= job.second->epoch());
                });
   });

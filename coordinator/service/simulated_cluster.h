@@ -80,7 +80,7 @@ class SimulatedCluster {
   void CheckDevices() const;
   // Of a hybrid job: what a worker had that lost its ranks by this change, another one has.
   void CheckKeepsACopy(const JobStatusRecord& record);
-  SimulatedTruth* FindTruth(const JobId& job, Creation creation);
+  SimulatedTruth* FindTruth(const JobId& job, Generation generation);
   // Whether some worker with ranks of the job, but `without`, has what it has come to.
   bool IsHeld(const SimulatedTruth& truth, const SimulatedWorker* without) const;
   // Whether the coordinator has been told of the life that this worker is in.
@@ -103,7 +103,7 @@ class SimulatedCluster {
   const int32_t acts_per_fault_;
   const bool has_copies_;
   SimulatedCalls calls_;
-  using Key = std::pair<JobId, Creation>;
+  using Key = std::pair<JobId, Generation>;
   std::map<Key, std::unique_ptr<SimulatedTruth>> truths_;
   std::vector<std::unique_ptr<SimulatedTruth>> lost_truths_;  // Of jobs that nobody knows.
   SimulatedCoordinator coordinator_;

@@ -55,7 +55,7 @@ bool SimulatedHeldJob::IsVoid(const v1::PrepareEpoch& prepare) const {
   const std::set<int32_t> local = LocalRanks(prepare.job(), worker_);
   if (local != LocalRanks(job_, worker_)) return true;
   if (!has_begun_ || local.empty()) return false;
-  return prepare.begin_anew() ||
+  return prepare.discards_state() ||
          epoch_ < Epoch(prepare.job().placements(*local.begin()).since_epoch());
 }
 
@@ -63,7 +63,7 @@ v1::WorkerEvent SimulatedHeldJob::PreparedEvent() const {
   v1::WorkerEvent event;
   v1::EpochPrepared* prepared = event.mutable_prepared();
   prepared->set_job_id(job_.job_id());
-  prepared->set_creation(job_.creation());
+  prepared->set_generation(job_.generation());
   prepared->set_epoch(epoch_.value());
   prepared->set_decided_step(decided_step_);
   prepared->set_decision(absl::StrCat("decision of step ", decided_step_));
@@ -116,7 +116,7 @@ void SimulatedHeldJob::Fail(const std::string& reason) {
   EndEpoch();
   v1::RankFailure* failure = failure_.mutable_failure();
   failure->set_job_id(job_.job_id());
-  failure->set_creation(job_.creation());
+  failure->set_generation(job_.generation());
   failure->set_epoch(epoch_.value());
   failure->set_rank(ranks_.begin()->first);
   failure->set_reason(reason);
@@ -166,7 +166,7 @@ void SimulatedHeldJob::AnnounceNext(int32_t rank, RankRun* run) {
   const bool deviates = std::exchange(deviates_, false);
   const OrderEntry entry{deviates ? "reduce" : "unshard", UnitId(run->sequence), DType::kFp32, 8};
   truth_->Announce({truth_->id(),
-                    truth_->creation(),
+                    truth_->generation(),
                     epoch_,
                     Rank(rank),
                     {Step(run->step), run->sequence},
@@ -174,7 +174,7 @@ void SimulatedHeldJob::AnnounceNext(int32_t rank, RankRun* run) {
   v1::WorkerEvent event;
   v1::OrderAnnouncement* order = event.mutable_order();
   order->set_job_id(job_.job_id());
-  order->set_creation(job_.creation());
+  order->set_generation(job_.generation());
   order->set_epoch(epoch_.value());
   order->set_rank(rank);
   order->set_step(run->step);
@@ -193,7 +193,7 @@ void SimulatedHeldJob::FinishStep(int32_t rank, RankRun* run) {
   v1::WorkerEvent event;
   v1::StepReport* report = event.mutable_step();
   report->set_job_id(job_.job_id());
-  report->set_creation(job_.creation());
+  report->set_generation(job_.generation());
   report->set_epoch(epoch_.value());
   report->set_rank(rank);
   report->set_step(run->step);
@@ -210,7 +210,7 @@ void SimulatedHeldJob::FinishStep(int32_t rank, RankRun* run) {
 v1::JobProgress SimulatedHeldJob::Progress() const {
   v1::JobProgress progress;
   progress.set_job_id(job_.job_id());
-  progress.set_creation(job_.creation());
+  progress.set_generation(job_.generation());
   progress.set_epoch(epoch_.value());
   for (const auto& [rank, run] : ranks_) {
     v1::RankStatus& status = (*progress.mutable_ranks())[rank];
@@ -246,7 +246,7 @@ v1::WorkerEvent SimulatedHeldJob::Held() const {
 
 std::string SimulatedHeldJob::Describe() const {
   static constexpr const char* kPhases[] = {"none", "preparing", "prepared", "running", "failed"};
-  return absl::StrCat(job_.job_id(), "/", job_.creation(), " epoch ", epoch_.value(), " ",
+  return absl::StrCat(job_.job_id(), "/", job_.generation(), " epoch ", epoch_.value(), " ",
                       kPhases[static_cast<int>(phase_)], ", decided ", decided_step_,
                       has_begun_ ? ", has begun" : "", lacks_values_ ? ", lacks values" : "",
                       ", ranks ", ranks_.size());

@@ -35,7 +35,7 @@ class SimulatedHeldJob {
   void Start(const v1::StartEpoch& start);
   void Release(const v1::OrderRelease& release);
   void Mismatch(const v1::OrderMismatch& mismatch);
-  void WantSave(const v1::SaveWish& wish) { saves_.Want(wish); }
+  void WantSave(const v1::RequestedSave& requested) { saves_.Want(requested); }
   // A rank fails, and with it the epoch.
   void Fail(const std::string& reason);
   // The daemon ended, and the next one has its memory.

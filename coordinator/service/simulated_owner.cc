@@ -33,7 +33,7 @@ v1::CreateJobRequest SimulatedJobRequest(const std::string& id, int32_t world_si
 
 SimulatedOwner::SimulatedOwner(v1::CreateJobRequest job, SimulatedDice* dice, SimulatedCalls* calls,
                                SimulatedCoordinator* coordinator,
-                               std::function<SimulatedTruth*(const JobId&, Creation)> find_truth)
+                               std::function<SimulatedTruth*(const JobId&, Generation)> find_truth)
     : job_(std::move(job)),
       dice_(dice),
       calls_(calls),
@@ -41,10 +41,10 @@ SimulatedOwner::SimulatedOwner(v1::CreateJobRequest job, SimulatedDice* dice, Si
       find_truth_(std::move(find_truth)) {}
 
 void SimulatedOwner::Act(bool at_will) {
-  if (wish_ == Wish::kNothing && at_will && dice_->OneIn(8)) ActOnSaves();
+  if (request_ == Request::kNothing && at_will && dice_->OneIn(8)) ActOnSaves();
   if (has_gone_back_) LookAfterGoingBack();
-  if (wish_ == Wish::kNothing) Look(at_will);
-  if (wish_ == Wish::kNothing) return;
+  if (request_ == Request::kNothing) Look(at_will);
+  if (request_ == Request::kNothing) return;
   if (waits_ && dice_->OneIn(10)) waits_ = false;  // Its deadline has passed.
   if (!waits_) Call();
 }
@@ -52,42 +52,42 @@ void SimulatedOwner::Act(bool at_will) {
 void SimulatedOwner::Look(bool at_will) {
   const absl::StatusOr<JobView> view = coordinator_->core().GetJob(id());
   ASSERT_OK(view) << "the job is gone, and nobody has deleted it";
-  EXPECT_EQ(view->creation, creation_);
+  EXPECT_EQ(view->generation, generation_);
   if (view->status.state != JobState::kLost && !(at_will && dice_->OneIn(100))) return;
-  wish_ = Wish::kDelete;
+  request_ = Request::kDelete;
   ++num_requests_;
 }
 
 void SimulatedOwner::LookAfterGoingBack() {
   const absl::StatusOr<JobView> view = coordinator_->core().GetJob(id());
   if (!view.ok()) {
-    if (wish_ == Wish::kCreate) return;
-    creation_ = Creation();
-    wish_ = Wish::kCreate;
+    if (request_ == Request::kCreate) return;
+    generation_ = Generation();
+    request_ = Request::kCreate;
     ++num_requests_;
     return;
   }
-  if (wish_ == Wish::kDelete) return;
-  const bool is_known = view->creation != Creation();
-  const bool is_another = wish_ == Wish::kNothing && view->creation != creation_;
+  if (request_ == Request::kDelete) return;
+  const bool is_known = view->generation != Generation();
+  const bool is_another = request_ == Request::kNothing && view->generation != generation_;
   // What a part of is gone never goes on, nor what not all of its workers have heard of; what a
   // worker holds of another one is deleted first.
   const bool is_orphan = is_known && (view->status.state == JobState::kOrphaned ||
                                       absl::StrContains(view->status.reason, "an older epoch"));
-  const bool is_partial = is_orphan && (find_truth_(id(), view->creation)->has_lost_memory() ||
-                                        find_truth_(id(), view->creation)->decided() == 0);
+  const bool is_partial = is_orphan && (find_truth_(id(), view->generation)->has_lost_memory() ||
+                                        find_truth_(id(), view->generation)->decided() == 0);
   const bool is_in_the_way = absl::StrContains(view->status.reason, kHoldsAnother);
   if (!is_another && !((is_partial || is_in_the_way) && dice_->OneIn(20))) return;
-  creation_ = view->creation;
-  wish_ = Wish::kDelete;
+  generation_ = view->generation;
+  request_ = Request::kDelete;
   ++num_requests_;
 }
 
 void SimulatedOwner::Call() {
   waits_ = true;
   ++num_calls_;
-  if (wish_ == Wish::kCreate) return Create();
-  if (creation_ != Creation()) find_truth_(id(), creation_)->Delete();
+  if (request_ == Request::kCreate) return Create();
+  if (generation_ != Generation()) find_truth_(id(), generation_)->Delete();
   Delete();
 }
 
@@ -110,8 +110,8 @@ void SimulatedOwner::Create() {
       return;
     }
     ASSERT_OK(status);
-    creation_ = view->creation;
-    wish_ = Wish::kNothing;
+    generation_ = view->generation;
+    request_ = Request::kNothing;
   });
 }
 
@@ -122,10 +122,10 @@ void SimulatedOwner::Delete() {
   calls_->Send([this, call = num_calls_, request] {
     absl::StatusOr<DeleteJobEvent> event = Decode(request);
     ASSERT_OK(event);
-    // A call names no creation: meanwhile another one may have been taken over.
+    // A call names no generation: meanwhile another one may have been taken over.
     const absl::StatusOr<JobView> view = coordinator_->core().GetJob(id());
-    if (has_gone_back_ && view.ok() && view->creation != Creation())
-      find_truth_(id(), view->creation)->Delete();
+    if (has_gone_back_ && view.ok() && view->generation != Generation())
+      find_truth_(id(), view->generation)->Delete();
     const absl::Status status =
         coordinator_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
           return core.DeleteJob(*event, now, effects);
@@ -134,8 +134,8 @@ void SimulatedOwner::Delete() {
     waits_ = false;
     if (absl::IsUnavailable(status)) return;
     ASSERT_TRUE(status.ok() || has_gone_back_) << status;
-    creation_ = Creation();
-    wish_ = Wish::kCreate;
+    generation_ = Generation();
+    request_ = Request::kCreate;
     ++num_requests_;
   });
 }
@@ -154,7 +154,7 @@ void SimulatedOwner::ActOnSaves() {
   v1::RequestSaveRequest request;
   request.set_request_id(absl::StrCat(job_.job_id(), "/save/", ++num_saves_));
   request.set_job_id(job_.job_id());
-  request.mutable_form()->set_path(absl::StrCat("/saves/", dice_->Roll(4)));
+  request.mutable_spec()->set_path(absl::StrCat("/saves/", dice_->Roll(4)));
   if (dice_->OneIn(2)) request.set_expires_in_ms(1 + dice_->Roll(20'000));
   RequestSave(request);
   if (dice_->OneIn(4)) RequestSave(request);  // Its reply was lost.

@@ -22,10 +22,10 @@ v1::CreateJobRequest SimulatedJobRequest(const std::string& id, int32_t world_si
 
 class SimulatedOwner {
  public:
-  // `find_truth`: of a creation that is durable.
+  // `find_truth`: of a generation that is durable.
   SimulatedOwner(v1::CreateJobRequest job, SimulatedDice* dice, SimulatedCalls* calls,
                  SimulatedCoordinator* coordinator,
-                 std::function<SimulatedTruth*(const JobId&, Creation)> find_truth);
+                 std::function<SimulatedTruth*(const JobId&, Generation)> find_truth);
 
   // Looks at the job, and does one thing about it, if anything. `at_will`: also deletes it for no
   // reason, now and then, and has it saved.
@@ -36,10 +36,10 @@ class SimulatedOwner {
 
   JobId id() const { return JobId(job_.job_id()); }
   // Of the job that it has made; 0: it has none now.
-  Creation creation() const { return creation_; }
+  Generation generation() const { return generation_; }
 
  private:
-  enum class Wish { kNothing, kCreate, kDelete };
+  enum class Request { kNothing, kCreate, kDelete };
 
   void Look(bool at_will);
   void LookAfterGoingBack();
@@ -54,12 +54,12 @@ class SimulatedOwner {
   SimulatedDice* const dice_;
   SimulatedCalls* const calls_;
   SimulatedCoordinator* const coordinator_;
-  const std::function<SimulatedTruth*(const JobId&, Creation)> find_truth_;
-  Wish wish_ = Wish::kCreate;
+  const std::function<SimulatedTruth*(const JobId&, Generation)> find_truth_;
+  Request request_ = Request::kCreate;
   int64_t num_requests_ = 1;  // The one that is made, or was made last.
   int64_t num_calls_ = 0;
   bool waits_ = false;  // For the reply of the last call.
-  Creation creation_;
+  Generation generation_;
   int64_t num_saves_ = 0;
   bool has_gone_back_ = false;
 };

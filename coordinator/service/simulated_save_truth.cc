@@ -33,7 +33,7 @@ void SimulatedSaveTruth::Write(SimulatedSave* save, int32_t rank) {
 }
 
 void SimulatedSaveTruth::Check(const Save& save, const SimulatedClock& clock) {
-  if (save.requested()) wanted_[save.number] = save.form.path;
+  if (save.requested()) wanted_[save.number] = save.spec.path;
   const absl::Time deadline = clock.FromSteady(save.expires_at);
   const auto before = deadlines_.find(save.number);
   if (before != deadlines_.end()) {
@@ -81,7 +81,7 @@ void SimulatedSaveTruth::CheckEnd(const Save& save) const {
   ASSERT_TRUE(made->second.outcome.has_value()) << "save " << save.number << " has not ended";
   EXPECT_EQ(*made->second.outcome, save.outcome.code());
   EXPECT_EQ(made->second.step, save.step.value());
-  EXPECT_EQ(made->second.path, save.form.path);
+  EXPECT_EQ(made->second.path, save.spec.path);
   EXPECT_EQ(made->second.number, save.requested() ? save.number : 0);
 }
 

@@ -20,7 +20,7 @@ namespace tessera::coordinator {
 struct SimulatedSave {
   Epoch epoch;
   int64_t ordinal = 0;  // Which of the epoch's.
-  int64_t number = 0;   // Of the wish; 0: the trainers want it.
+  int64_t number = 0;   // Of the request; 0: the trainers want it.
   int64_t step = 0;
   std::string path;
   uint32_t written = 0;  // By which ranks, one bit each.

@@ -13,19 +13,20 @@ constexpr int kAborted = static_cast<int>(absl::StatusCode::kAborted);
 
 }  // namespace
 
-void SimulatedSaves::Want(const v1::SaveWish& wish) {
-  wish_ = wish;
-  if (wish_.number() <= ended_wish_) wish_.set_number(0);
+void SimulatedSaves::Want(const v1::RequestedSave& requested) {
+  requested_ = requested;
+  if (requested_.number() <= ended_request_) requested_.set_number(0);
   for (auto& [rank, open] : open_) {
-    const bool stands = open.save->number == wish_.number() && !wish_.cancelled();
+    const bool stands = open.save->number == requested_.number() && !requested_.cancelled();
     if (open.save->number != 0 && !stands && !open.save->outcome.has_value())
       open.save->cancelled = true;
   }
 }
 
 int64_t SimulatedSaves::WantedBy(int32_t rank) const {
-  const bool can = !IsUnderWay(rank) && !wish_.cancelled() && wish_.number() > ended_wish_;
-  return can ? wish_.number() : 0;
+  const bool can =
+      !IsUnderWay(rank) && !requested_.cancelled() && requested_.number() > ended_request_;
+  return can ? requested_.number() : 0;
 }
 
 void SimulatedSaves::Begin(int32_t rank, SimulatedSave* save) {
@@ -62,8 +63,8 @@ void SimulatedSaves::EndEpoch() {
 }
 
 void SimulatedSaves::Forget() {
-  wish_.Clear();
-  ended_wish_ = 0;
+  requested_.Clear();
+  ended_request_ = 0;
   open_.clear();
   ended_.clear();
 }
@@ -72,12 +73,12 @@ v1::SaveReport SimulatedSaves::ReportOf(const SimulatedSave& save, int32_t rank,
                                         v1::SaveReport::Phase phase) const {
   v1::SaveReport report;
   report.set_job_id(job_id_);
-  report.set_creation(creation_);
+  report.set_generation(generation_);
   report.set_epoch(save.epoch.value());
   report.set_rank(rank);
   report.set_ordinal(save.ordinal);
   report.set_number(save.number);
-  report.mutable_form()->set_path(save.path);
+  report.mutable_spec()->set_path(save.path);
   report.set_phase(phase);
   report.set_step(save.step);
   report.set_all_bytes(8);
@@ -92,16 +93,16 @@ void SimulatedSaves::Report(v1::SaveReport report) {
 
 void SimulatedSaves::OnEnd(v1::SaveReport report) {
   if (report.number() != 0 && report.code() != kAborted)
-    ended_wish_ = std::max(ended_wish_, report.number());
+    ended_request_ = std::max(ended_request_, report.number());
   const auto known = std::find_if(ended_.begin(), ended_.end(), [&](const auto& other) {
     return other.epoch() == report.epoch() && other.ordinal() == report.ordinal();
   });
   if (known == ended_.end()) {
     ended_.push_back(report);
     if (ended_.size() > kMaxEnded) {
-      // What became of the wish is kept: the coordinator waits for it.
+      // What became of the request is kept: the coordinator waits for it.
       ended_.erase(std::find_if(ended_.begin(), ended_.end(), [&](const auto& other) {
-        return other.number() == 0 || other.number() != ended_wish_ || other.code() == kAborted;
+        return other.number() == 0 || other.number() != ended_request_ || other.code() == kAborted;
       }));
     }
   } else if (known->code() == kAborted && report.code() != kAborted) {

@@ -1,5 +1,5 @@
 // What a worker of a simulation does about the checkpoints of one job: the part of HostedJob and
-// SaveBook that the coordinator sees. Not thread-safe.
+// SaveTracker that the coordinator sees. Not thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_SIMULATED_SAVES_H_
 #define TESSERA_COORDINATOR_SERVICE_SIMULATED_SAVES_H_
 
@@ -18,9 +18,12 @@ class SimulatedSaves {
  public:
   using Emit = std::function<void(v1::WorkerEvent)>;
   SimulatedSaves(const v1::Job& job, SimulatedSaveTruth* truth, Emit emit)
-      : job_id_(job.job_id()), creation_(job.creation()), truth_(truth), emit_(std::move(emit)) {}
+      : job_id_(job.job_id()),
+        generation_(job.generation()),
+        truth_(truth),
+        emit_(std::move(emit)) {}
 
-  void Want(const v1::SaveWish& wish);
+  void Want(const v1::RequestedSave& requested);
   // What the rank votes for with its next step; 0: for none.
   int64_t WantedBy(int32_t rank) const;
   bool IsUnderWay(int32_t rank) const { return open_.count(rank) > 0; }
@@ -45,11 +48,11 @@ class SimulatedSaves {
   void OnEnd(v1::SaveReport report);
 
   const std::string job_id_;
-  const int64_t creation_;
+  const int64_t generation_;
   SimulatedSaveTruth* const truth_;
   const Emit emit_;
-  v1::SaveWish wish_;
-  int64_t ended_wish_ = 0;
+  v1::RequestedSave requested_;
+  int64_t ended_request_ = 0;
   std::map<int32_t, Open> open_;  // By rank.
   std::deque<v1::SaveReport> ended_;
 };

@@ -56,7 +56,7 @@ void SimulatedTruth::ComeBackAs(const JobView& view) {
 void SimulatedTruth::LoseMemory() {
   has_lost_memory_ = true;
   if (!has_gone_back_) return;
-  // It may begin anew, in epochs that it has been in.
+  // It may begin again, in epochs that it has been in.
   begun_.clear();
   votes_.clear();
 }

@@ -22,7 +22,7 @@ class SimulatedTruth {
  public:
   SimulatedTruth(const JobSpecRecord& made, SimulatedDice* dice)
       : id_(made.job),
-        creation_(made.creation),
+        generation_(made.generation),
         spec_(made.spec),
         dice_(dice),
         saves_(made.spec->config.world_size, dice) {}
@@ -58,7 +58,7 @@ class SimulatedTruth {
 
   SimulatedSaveTruth& saves() { return saves_; }
   const JobId& id() const { return id_; }
-  Creation creation() const { return creation_; }
+  Generation generation() const { return generation_; }
   int32_t world_size() const { return spec_->config.world_size; }
   // Each group of ranks has all shards and a worker of its own.
   bool is_hybrid() const { return spec_->config.shard_group_size > 0; }
@@ -70,7 +70,7 @@ class SimulatedTruth {
 
  private:
   const JobId id_;
-  const Creation creation_;
+  const Generation generation_;
   const JobSpecPtr spec_;
   SimulatedDice* const dice_;
   SimulatedSaveTruth saves_;

@@ -97,15 +97,15 @@ void SimulatedWorker::Work() {
   std::next(jobs_.begin(), dice_->Roll(jobs_.size()))->second->Work();
 }
 
-SimulatedHeldJob* SimulatedWorker::Find(const std::string& job, int64_t creation) const {
+SimulatedHeldJob* SimulatedWorker::Find(const std::string& job, int64_t generation) const {
   const auto found = jobs_.find(job);
   const bool is_same =
-      found != jobs_.end() && found->second->truth().creation() == Creation(creation);
+      found != jobs_.end() && found->second->truth().generation() == Generation(generation);
   return is_same ? found->second.get() : nullptr;
 }
 
-SimulatedHeldJob* SimulatedWorker::Find(const JobId& job, Creation creation) const {
-  return Find(job.value(), creation.value());
+SimulatedHeldJob* SimulatedWorker::Find(const JobId& job, Generation generation) const {
+  return Find(job.value(), generation.value());
 }
 
 void SimulatedWorker::Handle(const v1::CoordinatorCommand& command) {
@@ -116,19 +116,19 @@ void SimulatedWorker::Handle(const v1::CoordinatorCommand& command) {
     case v1::CoordinatorCommand::kStart:
       return Start(command.start());
     case v1::CoordinatorCommand::kRelease:
-      job = Find(command.release().job_id(), command.release().creation());
+      job = Find(command.release().job_id(), command.release().generation());
       if (job != nullptr) job->Release(command.release());
       return;
     case v1::CoordinatorCommand::kMismatch:
-      job = Find(command.mismatch().job_id(), command.mismatch().creation());
+      job = Find(command.mismatch().job_id(), command.mismatch().generation());
       if (job != nullptr) job->Mismatch(command.mismatch());
       return;
-    case v1::CoordinatorCommand::kSaveWish:
-      job = Find(command.save_wish().job_id(), command.save_wish().creation());
-      if (job != nullptr) job->WantSave(command.save_wish());
+    case v1::CoordinatorCommand::kRequestedSave:
+      job = Find(command.requested_save().job_id(), command.requested_save().generation());
+      if (job != nullptr) job->WantSave(command.requested_save());
       return;
     case v1::CoordinatorCommand::kDescribe:
-      job = Find(command.describe().job_id(), command.describe().creation());
+      job = Find(command.describe().job_id(), command.describe().generation());
       if (job != nullptr) Emit(job->Held());
       return;
     case v1::CoordinatorCommand::kDrop:
@@ -140,18 +140,18 @@ void SimulatedWorker::Handle(const v1::CoordinatorCommand& command) {
 
 void SimulatedWorker::Prepare(const v1::PrepareEpoch& prepare) {
   const std::string& id = prepare.job().job_id();
-  const Creation creation(prepare.job().creation());
+  const Generation generation(prepare.job().generation());
   const auto held = jobs_.find(id);
-  if (held != jobs_.end() && held->second->truth().creation() < creation) {
+  if (held != jobs_.end() && held->second->truth().generation() < generation) {
     if (held->second->has_begun() &&
-        held->second->truth().creation() > Creation(prepare.deleted_creation())) {
-      return ReportFailure(id, creation.value(), prepare.job().epoch(), kHoldsAnother);
+        held->second->truth().generation() > Generation(prepare.deleted_generation())) {
+      return ReportFailure(id, generation.value(), prepare.job().epoch(), kHoldsAnother);
     }
     jobs_.erase(held);
   }
-  if (jobs_.count(id) > 0 && jobs_[id]->truth().creation() != creation)
-    return ReportFailure(id, creation.value(), prepare.job().epoch(), kHoldsAnother);
-  SimulatedHeldJob* job = Find(id, creation.value());
+  if (jobs_.count(id) > 0 && jobs_[id]->truth().generation() != generation)
+    return ReportFailure(id, generation.value(), prepare.job().epoch(), kHoldsAnother);
+  SimulatedHeldJob* job = Find(id, generation.value());
   if (job != nullptr && Epoch(prepare.job().epoch()) < job->epoch()) return;  // Of the past.
   // Its ranks were elsewhere since, or the job's shards are lost.
   if (job != nullptr && job->epoch() < Epoch(prepare.job().epoch()) && job->IsVoid(prepare)) {
@@ -161,23 +161,23 @@ void SimulatedWorker::Prepare(const v1::PrepareEpoch& prepare) {
   }
   if (job == nullptr) {
     jobs_[id] = std::make_unique<SimulatedHeldJob>(
-        id_, prepare.job(), find_truth_(JobId(id), creation), dice_,
+        id_, prepare.job(), find_truth_(JobId(id), generation), dice_,
         [this](v1::WorkerEvent event) { Emit(std::move(event)); });
   }
   jobs_[id]->Prepare(prepare.job());
 }
 
 void SimulatedWorker::Start(const v1::StartEpoch& start) {
-  SimulatedHeldJob* job = Find(start.job_id(), start.creation());
+  SimulatedHeldJob* job = Find(start.job_id(), start.generation());
   if (job != nullptr) return job->Start(start);
-  ReportFailure(start.job_id(), start.creation(), start.epoch(), "does not hold the job");
+  ReportFailure(start.job_id(), start.generation(), start.epoch(), "does not hold the job");
 }
 
-void SimulatedWorker::ReportFailure(const std::string& job, int64_t creation, int64_t epoch,
+void SimulatedWorker::ReportFailure(const std::string& job, int64_t generation, int64_t epoch,
                                     const std::string& reason) {
   v1::WorkerEvent event;
   event.mutable_failure()->set_job_id(job);
-  event.mutable_failure()->set_creation(creation);
+  event.mutable_failure()->set_generation(generation);
   event.mutable_failure()->set_epoch(epoch);
   event.mutable_failure()->set_rank(-1);
   event.mutable_failure()->set_reason(reason);
@@ -186,7 +186,8 @@ void SimulatedWorker::ReportFailure(const std::string& job, int64_t creation, in
 
 void SimulatedWorker::Drop(const v1::DropJob& drop) {
   const auto held = jobs_.find(drop.job_id());
-  if (held == jobs_.end() || held->second->truth().creation() != Creation(drop.creation())) return;
+  if (held == jobs_.end() || held->second->truth().generation() != Generation(drop.generation()))
+    return;
   held->second->truth().CheckDrop(held->second->has_begun(), held->second->decided_step());
   jobs_.erase(held);
 }

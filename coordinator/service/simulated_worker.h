@@ -20,7 +20,7 @@ class SimulatedWorker {
  public:
   using Jobs = std::map<std::string, std::unique_ptr<SimulatedHeldJob>>;
   // What is true of a job that it is told to prepare.
-  using FindTruth = std::function<SimulatedTruth*(const JobId& job, Creation creation)>;
+  using FindTruth = std::function<SimulatedTruth*(const JobId& job, Generation generation)>;
 
   SimulatedWorker(std::string id, int num_devices, SimulatedDice* dice, FindTruth find_truth);
 
@@ -47,8 +47,8 @@ class SimulatedWorker {
   // Whether the coordinator has taken its stream.
   bool IsAdmitted() const { return stream_ != nullptr && stream_->sender.has_value(); }
   const Jobs& jobs() const { return jobs_; }
-  // Null: it does not hold this creation of the job.
-  SimulatedHeldJob* Find(const JobId& job, Creation creation) const;
+  // Null: it does not hold this generation of the job.
+  SimulatedHeldJob* Find(const JobId& job, Generation generation) const;
   std::string Describe() const;  // For a person.
 
  private:
@@ -57,9 +57,9 @@ class SimulatedWorker {
   void Prepare(const v1::PrepareEpoch& prepare);
   void Start(const v1::StartEpoch& start);
   void Drop(const v1::DropJob& drop);
-  void ReportFailure(const std::string& job, int64_t creation, int64_t epoch,
+  void ReportFailure(const std::string& job, int64_t generation, int64_t epoch,
                      const std::string& reason);
-  SimulatedHeldJob* Find(const std::string& job, int64_t creation) const;
+  SimulatedHeldJob* Find(const std::string& job, int64_t generation) const;
   v1::WorkerEvent HeartbeatEvent() const;
 
   const std::string id_;

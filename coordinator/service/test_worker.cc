@@ -42,7 +42,7 @@ void TestWorker::Connect() {
     while (stream_->Read(&command)) {
       absl::MutexLock lock(&mu_);
       if (command.has_prepare()) {
-        creations_[command.prepare().job().job_id()] = command.prepare().job().creation();
+        generations_[command.prepare().job().job_id()] = command.prepare().job().generation();
       }
       commands_.push_back(command);
     }
@@ -69,14 +69,14 @@ void TestWorker::Send(v1::WorkerEvent event) {
   stream_->Write(event);
 }
 
-int64_t TestWorker::CreationOf(const std::string& job) {
+int64_t TestWorker::GenerationOf(const std::string& job) {
   absl::MutexLock lock(&mu_);
-  return creations_[job];
+  return generations_[job];
 }
 
-void TestWorker::Hold(const std::string& job, int64_t creation) {
+void TestWorker::Hold(const std::string& job, int64_t generation) {
   absl::MutexLock lock(&mu_);
-  creations_[job] = creation;
+  generations_[job] = generation;
 }
 
 void TestWorker::Heartbeat() {
@@ -90,7 +90,7 @@ void TestWorker::HeartbeatAt(const std::string& job, int64_t epoch, int rank, in
   v1::WorkerEvent event;
   v1::JobProgress* progress = event.mutable_heartbeat()->add_jobs();
   progress->set_job_id(job);
-  progress->set_creation(CreationOf(job));
+  progress->set_generation(GenerationOf(job));
   progress->set_epoch(epoch);
   v1::RankStatus& status = (*progress->mutable_ranks())[rank];
   status.set_step(step);
@@ -101,7 +101,7 @@ void TestWorker::HeartbeatAt(const std::string& job, int64_t epoch, int rank, in
 void TestWorker::Prepared(const std::string& job, int64_t epoch, int64_t decided_step) {
   v1::WorkerEvent event;
   event.mutable_prepared()->set_job_id(job);
-  event.mutable_prepared()->set_creation(CreationOf(job));
+  event.mutable_prepared()->set_generation(GenerationOf(job));
   event.mutable_prepared()->set_epoch(epoch);
   event.mutable_prepared()->set_decided_step(decided_step);
   Send(std::move(event));
@@ -112,7 +112,7 @@ void TestWorker::Announce(const std::string& job, int64_t epoch, int rank, int64
   v1::WorkerEvent event;
   v1::OrderAnnouncement* order = event.mutable_order();
   order->set_job_id(job);
-  order->set_creation(CreationOf(job));
+  order->set_generation(GenerationOf(job));
   order->set_epoch(epoch);
   order->set_rank(rank);
   order->set_step(step);
@@ -129,7 +129,7 @@ void TestWorker::ReportStep(const std::string& job, int64_t epoch, int rank, int
   v1::WorkerEvent event;
   v1::StepReport* report = event.mutable_step();
   report->set_job_id(job);
-  report->set_creation(CreationOf(job));
+  report->set_generation(GenerationOf(job));
   report->set_epoch(epoch);
   report->set_rank(rank);
   report->set_step(step);
@@ -140,7 +140,7 @@ void TestWorker::ReportStep(const std::string& job, int64_t epoch, int rank, int
 void TestWorker::Fail(const std::string& job, int64_t epoch, int rank, const std::string& reason) {
   v1::WorkerEvent event;
   event.mutable_failure()->set_job_id(job);
-  event.mutable_failure()->set_creation(CreationOf(job));
+  event.mutable_failure()->set_generation(GenerationOf(job));
   event.mutable_failure()->set_epoch(epoch);
   event.mutable_failure()->set_rank(rank);
   event.mutable_failure()->set_reason(reason);

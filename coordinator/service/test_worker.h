@@ -32,7 +32,7 @@ class TestWorker {
   grpc::Status AwaitEnd();
 
   // It holds this job already, as a worker does that was cut off.
-  void Hold(const std::string& job, int64_t creation);
+  void Hold(const std::string& job, int64_t generation);
   void Heartbeat();
   void HeartbeatAt(const std::string& job, int64_t epoch, int rank, int64_t step, int64_t sequence);
   void Prepared(const std::string& job, int64_t epoch, int64_t decided_step);
@@ -49,7 +49,7 @@ class TestWorker {
  private:
   void Send(v1::WorkerEvent event);
   // Of the job that this worker was asked to prepare last.
-  int64_t CreationOf(const std::string& job);
+  int64_t GenerationOf(const std::string& job);
 
   const std::string id_;
   const int64_t incarnation_;
@@ -60,7 +60,7 @@ class TestWorker {
   std::thread reader_;
   absl::Mutex mu_;
   std::deque<v1::CoordinatorCommand> commands_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, int64_t> creations_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, int64_t> generations_ ABSL_GUARDED_BY(mu_);
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -287,7 +287,7 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig&
     member->Time(kDirectWrite, 1, [&] { plain.Write(O_DIRECT); });
     remove(folder + "/plain");
     const auto save_beside = [&](int stall, int slowest, int steps, double compute_seconds) {
-      SaveCheckpointOptions background;
+      SaveOptions background;
       background.in_background = true;
       // First, so that the kernel's work for what was removed before is not in the save's first
       // step.

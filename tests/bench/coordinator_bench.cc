@@ -98,10 +98,10 @@ class Bench {
     for (int i = 0; i < flags_.waiting; ++i) {
       waiting_.emplace_back([this, i, &begun] {
         const JobId job(absl::StrCat("large", i % flags_.jobs));
-        int64_t generation = 0;
-        (void)host_->AwaitChange(job, &generation, [this] { return stop_.load(); });
+        int64_t seen_change = 0;
+        (void)host_->AwaitChange(job, &seen_change, [this] { return stop_.load(); });
         ++begun;
-        (void)host_->AwaitChange(job, &generation, [this] { return stop_.load(); });
+        (void)host_->AwaitChange(job, &seen_change, [this] { return stop_.load(); });
       });
     }
     while (begun < flags_.waiting) std::this_thread::yield();

@@ -96,7 +96,7 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig&
     member->Barrier();
     if (member->rank() == 0) {
       member->Note(kFloor, SecondsForMapFloor(FloorPath(cluster), num_regions));
-      member->Note(kRenew, SecondsOf([&] { TESSERA_CHECK(map->Renew().ok()); }));
+      member->Note(kRenew, SecondsOf([&] { TESSERA_CHECK(map->Refresh().ok()); }));
       const int64_t before = OwnBytes();
       std::unique_ptr<LiveMap> another;
       member->Note(kOpen, SecondsOf([&] { another = OpenMap(at_worker); }));

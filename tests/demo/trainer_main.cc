@@ -109,25 +109,24 @@ absl::Status RunSharded(const Flags& flags, const Batches& batches) {
     const absl::Time step_began = absl::Now();
     const int64_t step = sharded->next_step();
     double loss_value = 0, norm = 0;
-    int redone = 0;
-    RETURN_IF_ERROR(sharded->RunStep(
-        [&]() -> absl::Status {
-          torch::Tensor loss = NextByteLoss(*model, batches.At(sharded->next_step(), flags.rank));
-          loss.backward();
-          loss_value = loss.item<double>();
-          // Said before the step, so that it is known even if this process ends right after it.
-          Emit({{"event", "loss"}, {"step", sharded->next_step()}, {"loss", loss_value}});
-          ASSIGN_OR_RETURN(const StepResult result, sharded->StepWithResult(LearningRateScale(
-                                                        sharded->next_step(), flags.steps)));
-          norm = result.gradient_norm;
-          return absl::OkStatus();
-        },
-        &redone));
+    int tries = 0;
+    RETURN_IF_ERROR(sharded->RunStep([&]() -> absl::Status {
+      ++tries;
+      torch::Tensor loss = NextByteLoss(*model, batches.At(sharded->next_step(), flags.rank));
+      loss.backward();
+      loss_value = loss.item<double>();
+      // Said before the step, so that it is known even if this process ends right after it.
+      Emit({{"event", "loss"}, {"step", sharded->next_step()}, {"loss", loss_value}});
+      ASSIGN_OR_RETURN(const StepResult result, sharded->StepWithResult(LearningRateScale(
+                                                    sharded->next_step(), flags.steps)));
+      norm = result.gradient_norm;
+      return absl::OkStatus();
+    }));
     Emit({{"event", "step"},
           {"step", step},
           {"loss", loss_value},
           {"norm", norm},
-          {"redone", redone},
+          {"redone", tries - 1},
           {"seconds", Seconds(absl::Now() - step_began)}});
   }
   if (flags.save_path.empty()) return absl::OkStatus();

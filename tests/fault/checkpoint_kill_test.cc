@@ -153,7 +153,7 @@ TEST_P(BackgroundSaveKillTest, LeavesTheOldCheckpointAndTrainingGoesOn) {
   ASSERT_OK(team.TrainTo(1));
   ASSERT_OK(SaveUntilDone(&team, path_));
   ASSERT_OK(team.TrainTo(2));
-  SaveCheckpointOptions options;
+  SaveOptions options;
   options.in_background = true;
   for (const absl::Status& status :
        team.Run([&](Session* session) { return SaveCheckpoint(session, path_, {}, options); })) {

@@ -255,7 +255,7 @@ TEST_F(HandOverKillTest, StateOutlivesTheNewJobsWorkerThatDiesBeforeItHasIt) {
   team_.reset();
   StartSpareWorker();
   ASSERT_NO_FATAL_FAILURE(OpenTakers());
-  EXPECT_FALSE(team_->session(0)->initialized()) << "it begins anew";
+  EXPECT_FALSE(team_->session(0)->initialized()) << "it begins again";
   TakeOverInBackground();
   ASSERT_NO_FATAL_FAILURE(ExpectTakersGoOn());
   ExpectOldTrainersEnded();

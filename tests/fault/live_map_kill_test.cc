@@ -186,7 +186,7 @@ TEST_P(LiveMapKillEachWayTest, ExecutorsThatAreKilledBetweenStepsMakeNothingTrue
     const int64_t step = map->version().committed_step;
     EXPECT_EQ(step, steps_);
     const std::vector<float> read = ValuesOf(*map);
-    EXPECT_TRUE(map->StillTrue());
+    EXPECT_TRUE(map->Validate());
     EXPECT_EQ(read, small_at_.at(step));
     const std::map<std::string, int> executors = ExecutorsOf(worker_->pid());
     const auto victim = executors.find(absl::StrCat("toy/", i % 2));
@@ -195,10 +195,10 @@ TEST_P(LiveMapKillEachWayTest, ExecutorsThatAreKilledBetweenStepsMakeNothingTrue
     // The version after it is made by an executor that follows; this one stands, and shows it.
     ASSERT_NO_FATAL_FAILURE(StepOnce());
     EXPECT_EQ(ValuesOf(*map), read);
-    EXPECT_TRUE(map->StillTrue());
+    EXPECT_TRUE(map->Validate());
     ASSERT_NO_FATAL_FAILURE(StepOnce());
-    EXPECT_FALSE(map->StillTrue());
-    ASSERT_OK(map->Renew());
+    EXPECT_FALSE(map->Validate());
+    ASSERT_OK(map->Refresh());
   }
   ExpectTrainersSee();
   ExpectNothingWasEverHeld();
@@ -274,22 +274,22 @@ TEST_P(LiveMapKillPointTest, VersionBeforeTheirsIsTrueAndTheOneBeforeThatIsNot) 
   } else {
     for (const absl::Status& status : Change()) ASSERT_OK(status);
   }
-  EXPECT_TRUE(before->StillTrue());
+  EXPECT_TRUE(before->Validate());
   ChangeUntilTheyStop();
   ASSERT_NO_FATAL_FAILURE(AwaitWriting(version + 2));
-  EXPECT_FALSE(before->StillTrue());
+  EXPECT_FALSE(before->Validate());
   ASSERT_OK_AND_ASSIGN(const auto after, Open());
   EXPECT_EQ(after->version().committed_step, version + 1);
   const std::vector<float> read = ValuesOf(*after);
   if (place.what == Place::kStep) {
     EXPECT_EQ(read, small_at_.at(version + 1));
   }
-  EXPECT_TRUE(after->StillTrue());
+  EXPECT_TRUE(after->Validate());
 
   KillExecutors();
   stepping_.join();
-  EXPECT_FALSE(before->StillTrue());
-  EXPECT_TRUE(after->StillTrue());
+  EXPECT_FALSE(before->Validate());
+  EXPECT_TRUE(after->Validate());
   EXPECT_EQ(ValuesOf(*after), read);
 
   // Once those that follow have done it.
@@ -300,11 +300,11 @@ TEST_P(LiveMapKillPointTest, VersionBeforeTheirsIsTrueAndTheOneBeforeThatIsNot) 
     if (place.what == Place::kStep) {
       ASSERT_NO_FATAL_FAILURE(StepOnce());
     }
-    EXPECT_TRUE(after->StillTrue());
+    EXPECT_TRUE(after->Validate());
     EXPECT_EQ(ValuesOf(*after), read);
   }
-  EXPECT_FALSE(before->StillTrue());
-  ASSERT_OK(before->Renew());
+  EXPECT_FALSE(before->Validate());
+  ASSERT_OK(before->Refresh());
   EXPECT_GE(before->version().committed_step, version + 2);
   LiveReaderOptions options;
   options.coordinator_address = coordinator_address();
@@ -320,7 +320,7 @@ TEST_P(LiveMapKillPointTest, VersionBeforeTheirsIsTrueAndTheOneBeforeThatIsNot) 
       }));
   EXPECT_EQ(before->version().committed_step, of_fetched.committed_step);
   EXPECT_EQ(ValuesOf(*before), fetched);
-  EXPECT_TRUE(before->StillTrue());
+  EXPECT_TRUE(before->Validate());
   if (place.what == Place::kStep) {
     EXPECT_EQ(fetched, small_at_.at(version + 2));
   }
@@ -348,8 +348,8 @@ TEST_P(LiveMapKillEachWayTest, WhatWasMappedOfAWorkerThatIsKilledStaysAsItWas) {
   ASSERT_OK_AND_ASSIGN(const auto map, Open());
   KillWhole(worker_.get());
   EXPECT_EQ(ValuesOf(*map), small_at_.at(1));
-  EXPECT_TRUE(map->StillTrue());
-  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Renew()); }));
+  EXPECT_TRUE(map->Validate());
+  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Refresh()); }));
   EXPECT_EQ(map->version().committed_step, 1);
 }
 
@@ -358,9 +358,9 @@ TEST_F(LiveMapKillTest, CoordinatorThatIsKilledTakesOnlyTheLeaveToMapMore) {
   ASSERT_OK_AND_ASSIGN(const auto map, Open());
   coordinator_->Kill(SIGKILL);
   EXPECT_EQ(coordinator_->Wait(), 128 + SIGKILL);
-  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Renew()); }));
+  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Refresh()); }));
   EXPECT_EQ(ValuesOf(*map), small_at_.at(1));
-  EXPECT_TRUE(map->StillTrue());
+  EXPECT_TRUE(map->Validate());
   StartCoordinator();
   EXPECT_TRUE(Eventually([&] { return Open().ok(); }));
   ExpectTrainingWentOn();
@@ -373,15 +373,15 @@ TEST_F(LiveMapKillTest, CoordinatorThatIsKilledTakesNothingFromWhoAsksTheWorker)
   coordinator_->Kill(SIGKILL);
   EXPECT_EQ(coordinator_->Wait(), 128 + SIGKILL);
   ASSERT_NO_FATAL_FAILURE(StepOnce());  // Steps continue without it.
-  ASSERT_OK(map->Renew());
+  ASSERT_OK(map->Refresh());
   EXPECT_EQ(ValuesOf(*map), small_at_.at(2));
-  EXPECT_TRUE(map->StillTrue());
+  EXPECT_TRUE(map->Validate());
   ASSERT_OK_AND_ASSIGN(const auto another, Open());
   EXPECT_EQ(another->version().committed_step, 2);
   EXPECT_EQ(ValuesOf(*another), small_at_.at(2));
   StartCoordinator();
   ExpectTrainingWentOn();
-  ASSERT_OK(map->Renew());
+  ASSERT_OK(map->Refresh());
   EXPECT_EQ(ValuesOf(*map), small_at_.at(3));
 }
 

@@ -13,17 +13,17 @@
 #include "gtest/gtest.h"
 #include "tests/fault/live_cluster.h"
 #include "tests/testing/freed_memory.h"
-#include "tests/testing/live_reader.h"
 #include "tests/testing/own_memory.h"
 #include "tests/testing/process_view.h"
+#include "tests/testing/stepped_live_reader.h"
 
 namespace tessera {
 namespace {
 
 using testing_support::Eventually;
 using testing_support::ExecutorsOf;
-using testing_support::LiveReader;
 using testing_support::MemoryPeak;
+using testing_support::SteppedLiveReader;
 
 constexpr int kReaders = 4;                   // As many as a job has at once.
 constexpr int64_t kLargeElements = 12 << 20;  // With momentum each of them reads 96 MiB.
@@ -60,10 +60,10 @@ TEST_F(LiveMemoryTest, OfAWorkerIsBoundedWithAsManyReadersAsThereMayBeAndAPut) {
   MemoryPeak peak(pids);
   MemoryPeak of_coordinator({coordinator_->pid()});
 
-  std::vector<std::unique_ptr<LiveReader>> readers;
+  std::vector<std::unique_ptr<SteppedLiveReader>> readers;
   for (int i = 0; i < kReaders; ++i) {
     const bool is_direct = i % 2 == 0;
-    readers.push_back(std::make_unique<LiveReader>(coordinator_address(), "toy", is_direct));
+    readers.push_back(std::make_unique<SteppedLiveReader>(coordinator_address(), "toy", is_direct));
     ASSERT_TRUE(readers.back()->Read());
     if (is_direct) {
       ASSERT_TRUE(readers.back()->Fetch());

@@ -76,17 +76,17 @@ TEST_P(LossyTest, JobsAreMadeAndDeletedOnceHoweverOftenItIsSaid) {
   model.units.push_back({"unit", {{"w", {4}}}});
   *create.mutable_model() = EncodeModel(model);
   create.set_submitting_rank(-1);
-  int64_t last_creation = 0;
+  int64_t last_generation = 0;
   for (int i = 0; i < 20; ++i) {
     SCOPED_TRACE(i);
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     create.set_job_id("gpt");
     create.set_request_id(NewRequestId());
     ASSERT_OK_AND_ASSIGN(const v1::Job made, CreateJob({dialled_address()}, create, deadline));
-    EXPECT_GT(made.creation(), last_creation);
-    last_creation = made.creation();
+    EXPECT_GT(made.generation(), last_generation);
+    last_generation = made.generation();
     ASSERT_OK_AND_ASSIGN(const v1::Job seen, GetJob({coordinator_address()}, "gpt", deadline));
-    EXPECT_EQ(seen.creation(), made.creation());
+    EXPECT_EQ(seen.generation(), made.generation());
     v1::DeleteJobRequest erase;
     erase.set_job_id("gpt");
     erase.set_request_id(NewRequestId());

@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
   fflush(stdout);
   struct stat info;
   while (stat(argv[3], &info) != 0) absl::SleepFor(absl::Milliseconds(1));
-  printf("%s\n", (*map)->StillTrue() ? "true" : "void");
+  printf("%s\n", (*map)->Validate() ? "true" : "void");
   fflush(stdout);
   while (true) pause();
 }

@@ -60,7 +60,7 @@ class SaveJournalKillTest : public LiveCluster, public testing::WithParamInterfa
     v1::RequestSaveRequest request;
     request.set_request_id(name);
     request.set_job_id("toy");
-    request.mutable_form()->set_path(Path(name));
+    request.mutable_spec()->set_path(Path(name));
     return client_->Request(request);
   }
   // The saves of this path that the coordinator knows.
@@ -70,7 +70,7 @@ class SaveJournalKillTest : public LiveCluster, public testing::WithParamInterfa
     if (!saves.ok()) return -1;
     return static_cast<int>(
         std::count_if(saves->saves().begin(), saves->saves().end(),
-                      [&](const v1::Save& save) { return save.form().path() == Path(name); }));
+                      [&](const v1::Save& save) { return save.spec().path() == Path(name); }));
   }
   // Trains until the save has ended, over the coordinator's death; `asked` as far as it is known.
   void AwaitOneCheckpoint(const std::string& name, absl::StatusOr<v1::Save> asked) {

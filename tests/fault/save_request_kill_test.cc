@@ -51,12 +51,12 @@ absl::StatusOr<std::unique_ptr<SavesClient>> ClientOf(const std::string& coordin
 }
 
 absl::StatusOr<v1::Save> Ask(SavesClient* client, const std::string& id, const std::string& path,
-                             const v1::SaveForm& form = {}) {
+                             const v1::SaveSpec& spec = {}) {
   v1::RequestSaveRequest request;
   request.set_request_id(id);
   request.set_job_id("toy");
-  *request.mutable_form() = form;
-  request.mutable_form()->set_path(path);
+  *request.mutable_spec() = spec;
+  request.mutable_spec()->set_path(path);
   return client->Request(request);
 }
 
@@ -145,11 +145,11 @@ TEST_P(SaveRequestOwnTest, CheckpointOfATryThatDiedBehindItsNameIsTheRequestsOwn
   ASSERT_NO_FATAL_FAILURE(Start(absl::StrCat(GetParam().point, "=kill@1")));
   ASSERT_OK_AND_ASSIGN(TrainerTeam team,
                        TrainerTeam::Open(ToyOptions(*cluster_, "toy", GetParam().world_size)));
-  v1::SaveForm form;
-  form.set_no_overwrite(true);
-  form.set_in_parts(GetParam().in_parts);
-  form.set_in_foreground(GetParam().in_foreground);
-  ASSERT_OK_AND_ASSIGN(const v1::Save asked, Ask(client_.get(), "r", path_, form));
+  v1::SaveSpec spec;
+  spec.set_no_overwrite(true);
+  spec.set_in_parts(GetParam().in_parts);
+  spec.set_in_foreground(GetParam().in_foreground);
+  ASSERT_OK_AND_ASSIGN(const v1::Save asked, Ask(client_.get(), "r", path_, spec));
   const v1::Save save = TrainUntilEnded(&team, asked.number());
   EXPECT_EQ(save.code(), 0) << save.message();
   EXPECT_EQ(save.tries(), 1);
@@ -165,7 +165,7 @@ TEST_P(SaveRequestOwnTest, CheckpointOfATryThatDiedBehindItsNameIsTheRequestsOwn
     ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(path_));
     EXPECT_THAT(verified.damages, IsEmpty());
   }
-  ASSERT_OK_AND_ASSIGN(const v1::Save again, Ask(client_.get(), "s", path_, form));
+  ASSERT_OK_AND_ASSIGN(const v1::Save again, Ask(client_.get(), "s", path_, spec));
   EXPECT_EQ(TrainUntilEnded(&team, again.number()).code(),
             static_cast<int>(absl::StatusCode::kAlreadyExists));
 }

@@ -72,9 +72,9 @@ TEST_F(SaveTest, KilledSaveOfFilesOrPartsLeavesNothingAndTheNextOneWorks) {
       const std::string path = folder_ + "/s";
       const auto save = [&] {
         return team.Run([&](Session* session) {
-          SaveModelOptions files;
+          SaveOptions files;
           files.max_file_bytes = 150;
-          SaveCheckpointOptions parts;
+          SaveOptions parts;
           parts.in_parts = true;
           return in_parts ? SaveCheckpoint(session, path, {}, parts)
                           : SaveModel(session, path, files);

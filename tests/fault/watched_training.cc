@@ -63,7 +63,7 @@ std::vector<absl::Status> WatchedTraining::SaveCheckpoint(const std::string& nam
     contents.trainer_state = absl::StrCat("rank ", session->rank(), " at step ", step_);
     if (session->rank() == 0)
       contents.buffers = {{"seen", DType::kInt64, {1}, std::string(8, static_cast<char>(step_))}};
-    SaveCheckpointOptions options;
+    SaveOptions options;
     options.keep_newest = keep_newest;
     return ::tessera::SaveCheckpoint(session, Path(name), contents, options);
   });

@@ -215,7 +215,7 @@ void CoordinatorEvents(absl::string_view bytes) {
     TESSERA_CHECK(before != jobs.end());
     v1::Job then, now;
     TESSERA_CHECK(then.ParseFromString(before->second) && now.ParseFromString(job));
-    TESSERA_CHECK(then.creation() == now.creation() && then.epoch() <= now.epoch() + 1);
+    TESSERA_CHECK(then.generation() == now.generation() && then.epoch() <= now.epoch() + 1);
     TESSERA_CHECK(then.model().SerializeAsString() == now.model().SerializeAsString());
   }
 }

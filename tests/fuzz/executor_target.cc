@@ -40,11 +40,12 @@ void ExecutorEvents(absl::string_view bytes) {
 void SaveRequests(absl::string_view bytes) {
   v1::SaveRequest request;
   if (!request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
-  const absl::StatusOr<std::string> path = PlainPath(request.path());
-  if (path.ok()) request.set_path(*path);
+  const absl::StatusOr<std::string> path = PlainPath(request.spec().path());
+  if (path.ok()) request.mutable_spec()->set_path(*path);
   if (path.ok() && CheckSaveRequest(request).ok()) {
-    TESSERA_CHECK(request.path()[0] == '/' && request.path().back() != '/');
-    TESSERA_CHECK(PlainPath(request.path()).value() == request.path());
+    const std::string& named = request.spec().path();
+    TESSERA_CHECK(named[0] == '/' && named.back() != '/');
+    TESSERA_CHECK(PlainPath(named).value() == named);
   }
   if (const auto infos = InfosOf(request.buffers()); infos.ok())
     TESSERA_CHECK(static_cast<int>(infos->size()) == request.buffers_size());

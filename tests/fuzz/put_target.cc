@@ -65,7 +65,7 @@ class Worker {
       if (prepare == nullptr) continue;
       coordinator::EpochPrepared prepared;
       prepared.job = JobId(kJob);
-      prepared.creation = prepare->job.creation;
+      prepared.generation = prepare->job.generation;
       prepared.epoch = prepare->job.status.epoch;
       TESSERA_CHECK(host->OnStreamEvent(sender(), prepared).ok());
       return;

@@ -82,7 +82,7 @@ class AttachCyclesTest : public testing::Test {
     request.set_layout_digest(LayoutDigest(layout));
     ASSIGN_OR_RETURN(const v1::Job job, GetJob({cluster_->coordinator_address()}, "toy",
                                                absl::Now() + absl::Seconds(20)));
-    request.set_creation(job.creation());
+    request.set_generation(job.generation());
     ASSIGN_OR_RETURN(const AttachedRank rank,
                      AttachToRank(cluster_->worker_address(), request, /*wait_if_attached=*/true,
                                   absl::Now() + absl::Seconds(20)));

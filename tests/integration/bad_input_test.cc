@@ -47,7 +47,7 @@ class BadInputTest : public testing::Test {
     request.set_world_size(world_size);
     request.set_layout_digest(LayoutDigest(layout));
     const auto job = GetJob({cluster_->coordinator_address()}, options.job_id, Soon());
-    if (job.ok()) request.set_creation(job->creation());
+    if (job.ok()) request.set_generation(job->generation());
     return AttachToRank(options.worker_address, request, /*wait_if_attached=*/false, deadline)
         .status();
   }

@@ -101,7 +101,7 @@ class CheckpointDamageTest : public testing::TestWithParam<int64_t> {
     fs::copy(Path("saved"), Path("c"));
   }
   absl::Status Save(const std::string& name) {
-    SaveCheckpointOptions options;
+    SaveOptions options;
     options.max_file_bytes = GetParam();
     return team_->RunAll(
         [&](Session* session) { return SaveCheckpoint(session, Path(name), Own(), options); });

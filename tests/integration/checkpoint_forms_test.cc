@@ -61,7 +61,7 @@ class CheckpointFormsTest : public testing::Test {
     return names;
   }
   static std::vector<absl::Status> Save(TrainerTeam* team, const std::string& path,
-                                        const SaveCheckpointOptions& options = {},
+                                        const SaveOptions& options = {},
                                         const CheckpointContents& contents = {}) {
     return team->Run(
         [&](Session* session) { return SaveCheckpoint(session, path, contents, options); });
@@ -92,7 +92,7 @@ TEST_F(CheckpointFormsTest, ModelInFilesOfASizeIsTheSameCheckpointToTheBit) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
   ASSERT_OK(team.TrainTo(2));
   const CheckpointContents own = {{{"bn.mean", DType::kFp32, {2}, "abcdefgh"}}, "own bytes"};
-  SaveCheckpointOptions files;
+  SaveOptions files;
   files.max_file_bytes = 150;
   for (const absl::Status& status : Save(&team, Path("one"), {}, own)) ASSERT_OK(status);
   for (const absl::Status& status : Save(&team, Path("many"), files, own)) ASSERT_OK(status);
@@ -125,7 +125,7 @@ TEST_F(CheckpointFormsTest, ModelInFilesOfASizeIsTheSameCheckpointToTheBit) {
 TEST_F(CheckpointFormsTest, DamageInAnyFileOfTheModelIsFoundByName) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
   ASSERT_OK(team.TrainTo(1));
-  SaveCheckpointOptions files;
+  SaveOptions files;
   files.max_file_bytes = 150;
   for (const absl::Status& status : Save(&team, Path("c"), files)) ASSERT_OK(status);
   ASSERT_OK_AND_ASSIGN(const Manifest manifest, ReadManifest(Path("c")));
@@ -197,7 +197,7 @@ TEST_F(CheckpointFormsTest, SaveThatOneRankCancelsEndsOnAllAndThePreviousCheckpo
   ASSERT_OK(team.TrainTo(1));
   for (const absl::Status& status : Save(&team, Path("c"))) ASSERT_OK(status);
   ASSERT_OK(team.TrainTo(2));
-  SaveCheckpointOptions background;
+  SaveOptions background;
   background.in_background = true;
   for (const char* point : {"save.created", "save.written"}) {
     SCOPED_TRACE(point);
@@ -232,7 +232,7 @@ TEST_F(CheckpointFormsTest, CancellingWhatIsPublishedOrDoesNotRunChangesNothing)
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
   ASSERT_OK(team.TrainTo(1));
   ASSERT_OK(team.RunAll([](Session* session) { return CancelSave(session); }));
-  SaveCheckpointOptions background;
+  SaveOptions background;
   background.in_background = true;
   for (const absl::Status& status : Save(&team, Path("c"), background)) ASSERT_OK(status);
   ASSERT_OK(team.RunAll([](Session* session) -> absl::Status {
@@ -249,7 +249,7 @@ TEST_F(CheckpointFormsTest, CancellingWhatIsPublishedOrDoesNotRunChangesNothing)
 TEST_F(CheckpointFormsTest, OneThatIsPublishedMeanwhileIsNotReplacedWhereThatIsNotWanted) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
   ASSERT_OK(team.TrainTo(1));
-  SaveCheckpointOptions options;
+  SaveOptions options;
   for (const absl::Status& status : Save(&team, Path("whole"))) ASSERT_OK(status);
   options.in_parts = true;
   for (const absl::Status& status : Save(&team, Path("parts"), options)) ASSERT_OK(status);
@@ -288,7 +288,7 @@ TEST_F(CheckpointFormsTest, OneThatIsPublishedMeanwhileIsNotReplacedWhereThatIsN
 TEST_F(CheckpointFormsTest, OneThatIsThereIsNotReplacedWhereThatIsNotWanted) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
   ASSERT_OK(team.TrainTo(1));
-  SaveCheckpointOptions once;
+  SaveOptions once;
   once.overwrite = false;
   for (const absl::Status& status : Save(&team, Path("c"), once)) ASSERT_OK(status);
   ASSERT_OK(team.TrainTo(2));
@@ -298,7 +298,7 @@ TEST_F(CheckpointFormsTest, OneThatIsThereIsNotReplacedWhereThatIsNotWanted) {
     return info.st_ino;
   };
   const auto before = std::make_pair(inode_of(Path("c")), inode_of(Path("c/manifest.json")));
-  const auto expect_refused = [&](const SaveCheckpointOptions& options) {
+  const auto expect_refused = [&](const SaveOptions& options) {
     for (const absl::Status& status : Save(&team, Path("c"), options)) {
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kAlreadyExists,
                                    AllOf(HasSubstr("on rank 0: "), HasSubstr(Path("c")))));
@@ -306,7 +306,7 @@ TEST_F(CheckpointFormsTest, OneThatIsThereIsNotReplacedWhereThatIsNotWanted) {
     EXPECT_EQ(Names(), std::set<std::string>{"c"}) << "nothing was begun";
     EXPECT_EQ(std::make_pair(inode_of(Path("c")), inode_of(Path("c/manifest.json"))), before);
   };
-  SaveCheckpointOptions in_background = once;
+  SaveOptions in_background = once;
   in_background.in_background = true;
   expect_refused(once);
   expect_refused(in_background);

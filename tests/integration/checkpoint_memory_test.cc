@@ -123,7 +123,7 @@ class CheckpointMemoryTest : public testing::Test {
 TEST_F(CheckpointMemoryTest, FilesOfAStateTakeLittleMemoryHoweverLargeItIs) {
   static_assert(kStateBytes >= 6 * kMostBytes, "a copy, or a rank's of one array, is seen");
   Start(kNumel);
-  SaveCheckpointOptions files, parts;
+  SaveOptions files, parts;
   files.max_file_bytes = kNumel;
   parts.in_parts = true;
   ExpectRanksTakeLittle("save", [&](Session* s) { return SaveCheckpoint(s, Path("one")); });
@@ -152,7 +152,7 @@ TEST_F(CheckpointMemoryTest, FilesOfAStateTakeLittleMemoryHoweverLargeItIs) {
 TEST_F(CheckpointMemoryTest, ModelsAloneTakeLittleToo) {
   Start(2 * kNumel);  // 64 MiB of parameters, without moments.
   for (const DType dtype : {DType::kFp32, DType::kBf16}) {
-    SaveModelOptions options;
+    SaveOptions options;
     options.dtype = dtype;
     const std::string path = Path(absl::StrCat(Name(dtype)));
     ExpectRanksTakeLittle(absl::StrCat("save_", Name(dtype)),
@@ -176,7 +176,7 @@ TEST_F(CheckpointMemoryTest, SavesInTheBackgroundLeaveNothingBehindHoweverManyTh
   Start(kNumel / 2, "worker/tessera-executor");
   const std::map<std::string, int> executors = testing_support::ExecutorsOf(getpid());
   ASSERT_EQ(executors.size(), kWorld);
-  SaveCheckpointOptions options;
+  SaveOptions options;
   options.in_background = true;
   options.keep_newest = 2;
   const auto save = [&](int number) -> absl::Status {

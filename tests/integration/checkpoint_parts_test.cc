@@ -80,7 +80,7 @@ class CheckpointPartsTest : public testing::Test {
   }
   std::vector<absl::Status> SaveParts(TrainerTeam* team, const std::string& name,
                                       bool with_replicas = false) {
-    SaveCheckpointOptions options;
+    SaveOptions options;
     options.in_parts = true;
     options.with_replicas = with_replicas;
     return team->Run([&](Session* session) {
@@ -150,7 +150,7 @@ TEST_F(CheckpointPartsTest, InTheBackgroundTheyAreOfTheStepAtWhichTheyWereAskedF
     ASSERT_OK(team.RunAll([&](Session* session) {
       return SaveCheckpoint(session, Path(name + "-together"), Own(session->rank()));
     }));
-    SaveCheckpointOptions options;
+    SaveOptions options;
     options.in_parts = options.in_background = true;
     options.with_replicas = with_replicas;
     Fault hold;  // Until training has continued.
@@ -171,7 +171,7 @@ TEST_F(CheckpointPartsTest, InTheBackgroundTheyAreOfTheStepAtWhichTheyWereAskedF
 TEST_F(CheckpointPartsTest, OneRankThatCancelsThemEndsThemOnAllAndNoPartIsLeft) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(Strategy::kFullShard));
   ASSERT_OK(team.TrainTo(2));
-  SaveCheckpointOptions options;
+  SaveOptions options;
   options.in_parts = options.in_background = true;
   Fault hold;
   hold.action = FaultAction::kHold;
@@ -289,14 +289,14 @@ TEST_F(CheckpointPartsTest, PartsAreReplacedByTheSameStepOnlyAndAFailureLeavesTh
 TEST_F(CheckpointPartsTest, WhatPartsHaveNotIsRefusedAndAPartIsNotLoaded) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(Strategy::kFullShard));
   ASSERT_OK(team.TrainTo(1));
-  const auto refused = [&](const SaveCheckpointOptions& options, const std::string& why) {
+  const auto refused = [&](const SaveOptions& options, const std::string& why) {
     for (const absl::Status& status : team.Run([&](Session* session) {
            return SaveCheckpoint(session, HostPath(session->rank(), "c"), {}, options);
          })) {
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
     }
   };
-  SaveCheckpointOptions files, newest, replicas;
+  SaveOptions files, newest, replicas;
   files.in_parts = newest.in_parts = true;
   files.max_file_bytes = 100;
   newest.keep_newest = 1;
@@ -320,7 +320,7 @@ TEST_F(CheckpointPartsTest, CausesOfAllRanksThatFailAreToldToAll) {
     if (rank == 1) return Path("none/below");
     return rank == 3 ? Path("file") : HostPath(rank, "c");
   };
-  SaveCheckpointOptions options;
+  SaveOptions options;
   options.in_parts = true;
   const auto expect_both = [&](const std::vector<absl::Status>& statuses) {
     for (const absl::Status& status : statuses) {
@@ -350,7 +350,7 @@ TEST_F(CheckpointPartsTest, PartThatIsThereIsNotReplacedWhereThatIsNotWanted) {
   for (const absl::Status& status : SaveParts(&team, "c")) ASSERT_OK(status);
   for (const int rank : {0, 2, 3}) std::filesystem::remove_all(HostPath(rank, "c") + PartOf(rank));
   const std::set<std::string> before = NamesOnHosts();
-  SaveCheckpointOptions once;
+  SaveOptions once;
   once.in_parts = true;
   once.overwrite = false;
   for (const absl::Status& status : team.Run([&](Session* session) {

@@ -343,7 +343,7 @@ TEST_F(CheckpointTest, SaveInTheBackgroundHasTheStateOfItsStepWhateverTrainingDo
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
   ASSERT_OK(team.TrainTo(2));
   const State saved = StateOf(&team);
-  SaveCheckpointOptions background;
+  SaveOptions background;
   background.in_background = true;
   ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
     EXPECT_THAT(AwaitSave(session), StatusIs(absl::StatusCode::kFailedPrecondition, testing::_));
@@ -367,7 +367,7 @@ TEST_F(CheckpointTest, SaveInTheBackgroundHasTheStateOfItsStepWhateverTrainingDo
 
 TEST_F(CheckpointTest, SavesInTheBackgroundFollowEachOtherAndJustTheNewestStay) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
-  SaveCheckpointOptions options;
+  SaveOptions options;
   options.in_background = true;
   options.keep_newest = 2;
   for (int step = 1; step <= 5; ++step) {
@@ -392,7 +392,7 @@ TEST_F(CheckpointTest, OneThatWasJustSavedStaysThoughOthersAreOfLaterSteps) {
   ASSERT_OK(Load(&team, Path("first")));
   ASSERT_OK(team.TrainTo(2));
   std::filesystem::create_directory_symlink(Path("later"), Path("link"));
-  SaveCheckpointOptions options;
+  SaveOptions options;
   options.keep_newest = 2;
   ASSERT_OK(team.RunAll([&](Session* session) {
     return SaveCheckpoint(session, Path("earlier-step"), {}, options);
@@ -437,7 +437,7 @@ TEST_F(CheckpointTest, ErrorOfASaveInTheBackgroundIsToldToAllWhoAskAndTrainingGo
   Fault fault;
   fault.status = absl::ResourceExhaustedError("no space left");
   ArmFaultPoint("save.written", fault);
-  SaveCheckpointOptions options;
+  SaveOptions options;
   options.in_background = true;
   ASSERT_OK(team.RunAll(
       [&](Session* session) { return SaveCheckpoint(session, Path("c"), {}, options); }));

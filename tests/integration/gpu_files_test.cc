@@ -89,7 +89,7 @@ class GpuFilesTest : public GpuClusters, public testing::WithParamInterface<bool
   }
   std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
   static absl::Status Save(TrainerTeam* team, const std::string& path,
-                           const SaveCheckpointOptions& options = {}) {
+                           const SaveOptions& options = {}) {
     return team->RunAll([&](Session* session) {
       return SaveCheckpoint(session, path, {{}, absl::StrCat("of rank ", session->rank())},
                             options);
@@ -154,7 +154,7 @@ TEST_P(GpuFilesTest, CheckpointsGoToTheProcessorAndBackToTheBitAndTrainingGoesOn
 
 TEST_P(GpuFilesTest, SaveInTheBackgroundHasTheStateOfItsStepWhateverTrainingDoesMeanwhile) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(On(*on_gpu_, Job(3))));
-  SaveCheckpointOptions background;
+  SaveOptions background;
   background.in_background = true;
   ASSERT_OK(Train(&team, 2));
   const JobState saved = StateOf(&team);
@@ -168,7 +168,7 @@ TEST_P(GpuFilesTest, SaveInTheBackgroundHasTheStateOfItsStepWhateverTrainingDoes
 TEST_P(GpuFilesTest, SavesThatFollowEachOtherCloselyHaveTheStatesOfTheirSteps) {
   const SessionOptions job = Job(2);
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(On(*on_gpu_, job)));
-  SaveCheckpointOptions background;
+  SaveOptions background;
   background.in_background = true;
   ASSERT_OK(Train(&team, 2));
   const JobState saved = StateOf(&team);
@@ -209,7 +209,7 @@ TEST_P(GpuFilesTest, SaveInTheBackgroundTakesTheImageForItsCopyAndHoldsNoStepUp)
   hold.action = FaultAction::kHold;
   ArmFaultPoint("save.created", hold);  // Nothing is taken before training comes, and
   ArmFaultPoint("save.copy", hold);     // a thread that copied then would never end.
-  SaveCheckpointOptions background;
+  SaveOptions background;
   background.in_background = true;
   ASSERT_OK(Save(&team, Path("c"), background));
   ASSERT_OK(Train(&team, 7));
@@ -250,7 +250,7 @@ TEST_P(GpuFilesTest, RankWithoutMemoryForItsImageIsTheOutcomeOfAllAndTrainingGoe
     EXPECT_EQ(statuses[0], statuses[1]);
   };
   const auto save = [&](bool in_background) {
-    SaveCheckpointOptions options;
+    SaveOptions options;
     options.in_background = in_background;
     return team.Run([&, options](Session* session) {
       return SaveCheckpoint(session, Path("c"), {{}, ""}, options);
@@ -321,7 +321,7 @@ TEST_P(GpuFilesTest, ModelFilesGoToTheProcessorAndBack) {
 TEST_P(GpuFilesTest, PartsAreOneCheckpointOnceTheyAreConsolidated) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(On(*on_gpu_, Job(3))));
   ASSERT_OK(Train(&team, 2));
-  SaveCheckpointOptions parts;
+  SaveOptions parts;
   parts.in_parts = true;
   parts.in_background = true;
   ASSERT_OK(Save(&team, Path("parts"), parts));

@@ -34,7 +34,7 @@ TEST_F(GpuInProcessTest, CheckpointsGoToTheProcessorAndBackToTheBit) {
     ASSERT_OK(Save(&team, Path("saved")));
     ASSERT_OK(Train(&team, 3));
     in_background = StateOf(&team);
-    SaveCheckpointOptions options;
+    SaveOptions options;
     options.in_background = true;
     ASSERT_OK(Save(&team, Path("background"), options));
     ASSERT_OK(Train(&team, 5));

@@ -130,7 +130,7 @@ class GpuInProcessTest : public testing::Test {
     EXPECT_OK(DeleteJob({cluster.coordinator_address()}, request, absl::Now() + absl::Seconds(20)));
   }
   static absl::Status Save(TrainerTeam* team, const std::string& path,
-                           const SaveCheckpointOptions& options = {}) {
+                           const SaveOptions& options = {}) {
     return team->RunAll([&](Session* session) {
       return SaveCheckpoint(session, path, {{}, ""}, options);
     });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -228,7 +229,7 @@ TEST_F(GpuSlotsTest, SecondWindowOnASlotIsRefusedByNameAndTrainingGoesOn) {
     DeviceGradients device(session);
     RETURN_IF_ERROR(session->Unshard(1));
     for (const int other : {2, 3, 0}) {
-      EXPECT_EQ(device.OtherInSlot(other), -1);
+      EXPECT_EQ(device.OtherInSlot(other), std::nullopt);
       RETURN_IF_ERROR(session->Unshard(other));
     }
     EXPECT_EQ(device.OtherInSlot(4), 1);
@@ -239,7 +240,7 @@ TEST_F(GpuSlotsTest, SecondWindowOnASlotIsRefusedByNameAndTrainingGoesOn) {
                                           HasSubstr("max_gathered_units"))));
     }
     RETURN_IF_ERROR(session->Reshard(1));
-    EXPECT_EQ(device.OtherInSlot(4), -1);
+    EXPECT_EQ(device.OtherInSlot(4), std::nullopt);
     RETURN_IF_ERROR(session->Unshard(4));
     for (const int unit : {4, 2, 3, 0}) RETURN_IF_ERROR(session->Reshard(unit));
     return TrainTo(session, 4);

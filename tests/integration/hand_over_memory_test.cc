@@ -131,7 +131,7 @@ TEST(HandOverMemoryTest, ReadersThatHangHoldNobodyUpOnceTheyAreGone) {
   EXPECT_OK(info);
   v1::ReadHandOverRequest all;
   all.set_job_id("old");
-  all.set_creation(info->creation());
+  all.set_generation(info->generation());
   all.set_number(info->number());
   v1::LiveRange* range = all.add_ranges();
   range->set_array(v1::LIVE_STATE_ARRAY_PARAMETER);

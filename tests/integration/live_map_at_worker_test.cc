@@ -56,11 +56,11 @@ TEST_P(LiveMapAtWorkerChangesTest, VersionStandsForOneMoreAndThenTheNewestIsShow
   EXPECT_EQ(map->version().committed_step, 1);
   const Copied before = CopyOf(map->version(), map->entries());
   ASSERT_OK(GetParam().make(&team, 2, saved));
-  EXPECT_TRUE(map->StillTrue());
+  EXPECT_TRUE(map->Validate());
   ExpectSame(CopyOf(map->version(), map->entries()), before);
   ASSERT_OK(GetParam().make(&team, 3, saved));
-  EXPECT_FALSE(map->StillTrue());
-  ASSERT_OK(map->Renew());
+  EXPECT_FALSE(map->Validate());
+  ASSERT_OK(map->Refresh());
   EXPECT_EQ(map->version().committed_step, 3);
   ExpectNothingWasEverHeld();
   ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
@@ -191,8 +191,8 @@ TEST_F(LiveMapAtWorkerTest, AsManyMapAJobAsMayAndOneThatEndsLeavesItsPlace) {
   EXPECT_TRUE(Eventually([&] { return LiveMap::Open(AtWorker(), query_).ok(); }));
   ASSERT_OK(team.TrainTo(3));
   for (const auto& map : maps) {
-    EXPECT_FALSE(map->StillTrue());
-    ASSERT_OK(map->Renew());
+    EXPECT_FALSE(map->Validate());
+    ASSERT_OK(map->Refresh());
     EXPECT_EQ(map->version().trained_step, 3);
   }
 }
@@ -212,11 +212,11 @@ TEST_F(LiveMapAtWorkerTest, ClientsAreToldThatTheJobWasDeletedAndKeepWhatItWas) 
   grpc::ClientContext context;
   v1::DeleteJobResponse response;
   ASSERT_TRUE(stub->DeleteJob(&context, request, &response).ok());
-  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Renew()); }));
-  EXPECT_THAT(map->Renew(), StatusIs(absl::StatusCode::kUnavailable,
-                                     HasSubstr("'toy' is gone from this worker")));
+  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Refresh()); }));
+  EXPECT_THAT(map->Refresh(), StatusIs(absl::StatusCode::kUnavailable,
+                                       HasSubstr("'toy' is gone from this worker")));
   ExpectSame(CopyOf(map->version(), map->entries()), before);
-  EXPECT_TRUE(map->StillTrue()) << "it is what the job was at that step";
+  EXPECT_TRUE(map->Validate()) << "it is what the job was at that step";
 }
 
 TEST_F(LiveMapAtWorkerTest, DescriptorsAreForReading) {
@@ -254,7 +254,7 @@ TEST_F(LiveMapAtWorkerTest, AThousandMapsLeaveNoDescriptor) {
       if (opened.ok()) map = *std::move(opened);
       return map != nullptr;
     }));
-    ASSERT_TRUE(map->StillTrue());
+    ASSERT_TRUE(map->Validate());
   }
   EXPECT_TRUE(Eventually([&] { return count() <= before; })) << count() << " after " << before;
 }

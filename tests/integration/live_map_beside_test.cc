@@ -154,7 +154,7 @@ TEST_P(LiveMapBesideTest, EveryReadingThatIsSaidToBeTrueIsOfOneStepWhileTraining
   int64_t last = 0;
   for (int64_t reading = 0; num_true < kWanted || num_void < kWanted; ++reading) {
     ASSERT_FALSE(done_.load());
-    const absl::Status renewed = map->Renew();
+    const absl::Status renewed = map->Refresh();
     if (absl::IsAborted(renewed)) continue;  // Steps are faster than it.
     ASSERT_OK(renewed);
     const int64_t step = map->version().trained_step;
@@ -163,7 +163,7 @@ TEST_P(LiveMapBesideTest, EveryReadingThatIsSaidToBeTrueIsOfOneStepWhileTraining
     // Every second one has a pause, of one step or of two, within which its memory is overwritten.
     const int64_t pause = reading % 4 == 1 ? 1 : reading % 4 == 3 ? 2 : 0;
     ASSERT_NO_FATAL_FAILURE(Copy(*map, pause == 0 ? 0 : step + pause));
-    if (!map->StillTrue()) {
+    if (!map->Validate()) {
       ++num_void;
       continue;
     }
@@ -172,10 +172,10 @@ TEST_P(LiveMapBesideTest, EveryReadingThatIsSaidToBeTrueIsOfOneStepWhileTraining
     ASSERT_NO_FATAL_FAILURE(ExpectCopyIsOf(step));
   }
   EndTraining();
-  ASSERT_OK(map->Renew());
+  ASSERT_OK(map->Refresh());
   EXPECT_EQ(map->version().trained_step, last_.load());
   ASSERT_NO_FATAL_FAILURE(Copy(*map, 0));
-  EXPECT_TRUE(map->StillTrue()) << "where nobody trains it stands";
+  EXPECT_TRUE(map->Validate()) << "where nobody trains it stands";
   ExpectCopyIsOf(last_.load());
   ExpectNothingWasEverHeld();
 }

@@ -83,7 +83,7 @@ class LiveMapTest : public ::testing::Test {
     return copied;
   }
   static void ExpectSame(const Copied& mapped, const Copied& read) {
-    EXPECT_EQ(mapped.version.creation, read.version.creation);
+    EXPECT_EQ(mapped.version.generation, read.version.generation);
     EXPECT_EQ(mapped.version.committed_step, read.version.committed_step);
     EXPECT_EQ(mapped.version.trained_step, read.version.trained_step);
     EXPECT_EQ(mapped.version.num_entries, read.version.num_entries);

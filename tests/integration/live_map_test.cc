@@ -121,7 +121,7 @@ TEST_P(LiveMapModelsTest, EqualsWhatIsReadBitForBitWhateverTheModel) {
       ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
       ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(map_options, query_));
       ExpectSame(CopyOf(map->version(), map->entries()), read);
-      EXPECT_TRUE(map->StillTrue());
+      EXPECT_TRUE(map->Validate());
     }
     LiveQuery some = query_;
     some.include = {"unit0.*", "toy.count"};
@@ -148,8 +148,8 @@ TEST_F(LiveMapTest, RanksOfSeveralWorkersAreMappedAtOneStep) {
   ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
   ExpectSame(CopyOf(map->version(), map->entries()), read);
   ASSERT_OK(team.TrainTo(5));
-  EXPECT_FALSE(map->StillTrue());
-  ASSERT_OK(map->Renew());
+  EXPECT_FALSE(map->Validate());
+  ASSERT_OK(map->Refresh());
   ASSERT_OK_AND_ASSIGN(const Copied later, Get(query_));
   ExpectSame(CopyOf(map->version(), map->entries()), later);
   EXPECT_EQ(map->version().trained_step, 5);
@@ -173,13 +173,13 @@ TEST_P(LiveMapChangesTest, VersionStandsForOneMoreAndIsVoidWithTheOneAfterIt) {
   EXPECT_EQ(map->version().committed_step, 3);
   const Copied before = CopyOf(map->version(), map->entries());
   ASSERT_OK(GetParam().make(&team, 4, saved));
-  EXPECT_TRUE(map->StillTrue());
+  EXPECT_TRUE(map->Validate());
   ExpectSame(CopyOf(map->version(), map->entries()), before);
   ASSERT_OK(GetParam().make(&team, 5, saved));
-  EXPECT_FALSE(map->StillTrue());
+  EXPECT_FALSE(map->Validate());
   EXPECT_EQ(map->version().committed_step, 3) << "it says of what it was";
-  ASSERT_OK(map->Renew());
-  EXPECT_TRUE(map->StillTrue());
+  ASSERT_OK(map->Refresh());
+  EXPECT_TRUE(map->Validate());
   EXPECT_EQ(map->version().committed_step, 5);
   ExpectNothingWasEverHeld();
   ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
@@ -437,11 +437,11 @@ TEST_F(LiveMapTest, WhatIsMappedOfAJobThatIsDeletedStaysAsItWas) {
   grpc::ClientContext context;
   v1::DeleteJobResponse response;
   ASSERT_TRUE(stub->DeleteJob(&context, request, &response).ok());
-  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Renew()); }));
-  EXPECT_THAT(map->Renew(), StatusIs(absl::StatusCode::kUnavailable,
-                                     HasSubstr("job 'toy' was deleted meanwhile")));
+  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Refresh()); }));
+  EXPECT_THAT(map->Refresh(), StatusIs(absl::StatusCode::kUnavailable,
+                                       HasSubstr("job 'toy' was deleted meanwhile")));
   ExpectSame(CopyOf(map->version(), map->entries()), before);
-  EXPECT_TRUE(map->StillTrue()) << "it is what the job was at that step";
+  EXPECT_TRUE(map->Validate()) << "it is what the job was at that step";
 }
 
 TEST_F(LiveMapTest, AThousandMapsLeaveNoDescriptor) {
@@ -455,9 +455,9 @@ TEST_F(LiveMapTest, AThousandMapsLeaveNoDescriptor) {
   for (int i = 0; i < 1000; ++i) {
     ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
     if (i % 10 == 0) {
-      ASSERT_OK(map->Renew());
+      ASSERT_OK(map->Refresh());
     }
-    ASSERT_TRUE(map->StillTrue());
+    ASSERT_TRUE(map->Validate());
   }
   EXPECT_TRUE(Eventually([&] { return count() <= before; })) << count() << " after " << before;
   ExpectNothingWasEverHeld();

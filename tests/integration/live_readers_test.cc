@@ -21,15 +21,15 @@
 #include "tessera/local_cluster.h"
 #include "tessera/session.h"
 #include "tests/testing/freed_memory.h"
-#include "tests/testing/live_reader.h"
 #include "tests/testing/own_memory.h"
+#include "tests/testing/stepped_live_reader.h"
 
 namespace tessera {
 namespace {
 
 using testing::HasSubstr;
-using testing_support::LiveReader;
 using testing_support::MemoryPeak;
+using testing_support::SteppedLiveReader;
 
 constexpr int64_t kNumel = 4 << 20;  // With moments 48 MiB, far more than fits on the way.
 constexpr int64_t kLargeNumel = 8 << 20;
@@ -87,8 +87,8 @@ class LiveReadersTest : public testing::TestWithParam<bool> {
     });
   }
 
-  std::unique_ptr<LiveReader> NewReader() const {
-    return std::make_unique<LiveReader>(cluster_->coordinator_address(), "big", GetParam());
+  std::unique_ptr<SteppedLiveReader> NewReader() const {
+    return std::make_unique<SteppedLiveReader>(cluster_->coordinator_address(), "big", GetParam());
   }
 
   std::unique_ptr<LocalCluster> cluster_;
@@ -100,7 +100,7 @@ class LiveReadersTest : public testing::TestWithParam<bool> {
 TEST_P(LiveReadersTest, ThoseThatHangHoldNothingUpAndLeaveNothingBehind) {
   Start(kNumel);
   ASSERT_OK(Step());
-  std::vector<std::unique_ptr<LiveReader>> readers;
+  std::vector<std::unique_ptr<SteppedLiveReader>> readers;
   for (int i = 0; i < 4; ++i) {
     readers.push_back(NewReader());
     ASSERT_TRUE(readers.back()->Read());

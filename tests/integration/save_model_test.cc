@@ -50,7 +50,7 @@ class SaveModelTest : public testing::Test {
   }
   std::string Path(const std::string& name) const { return absl::StrCat(root_, "/", name); }
   static std::vector<absl::Status> Save(TrainerTeam* team, const std::string& path,
-                                        const SaveModelOptions& options) {
+                                        const SaveOptions& options) {
     return team->Run([&](Session* session) { return SaveModel(session, path, options); });
   }
   static std::vector<float> Parameters(TrainerTeam* team) {
@@ -81,7 +81,7 @@ class SaveModelTest : public testing::Test {
 };
 
 TEST_F(SaveModelTest, FilesOfASizeHaveTheSameBytesFromAnyWorldAndAreLoadedToTheBit) {
-  SaveModelOptions options;
+  SaveOptions options;
   options.max_file_bytes = 150;
   std::map<std::string, std::string> first;
   std::vector<float> expected;
@@ -110,7 +110,7 @@ TEST_F(SaveModelTest, RoundedModelSaysSoAndHasTheNearestValues) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
   ASSERT_OK(team.TrainTo(2));
   const std::vector<float> expected = Parameters(&team);
-  SaveModelOptions options;
+  SaveOptions options;
   options.dtype = DType::kBf16;
   for (const absl::Status& status : Save(&team, Path("half.safetensors"), options))
     ASSERT_OK(status);
@@ -138,7 +138,7 @@ TEST_F(SaveModelTest, RoundedModelSaysSoAndHasTheNearestValues) {
 TEST_F(SaveModelTest, ErrorAtAnyPointIsEveryRanksAndThePreviousModelStays) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
   ASSERT_OK(team.TrainTo(1));
-  SaveModelOptions options;
+  SaveOptions options;
   options.max_file_bytes = 150;
   for (const absl::Status& status : Save(&team, Path("m"), options)) ASSERT_OK(status);
   const auto previous = BytesIn(Path("m"));
@@ -176,18 +176,18 @@ TEST_F(SaveModelTest, ErrorAtAnyPointIsEveryRanksAndThePreviousModelStays) {
 TEST_F(SaveModelTest, WhatIsNoModelOrAsksForWhatThereIsNotIsRefused) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
   ASSERT_OK(team.TrainTo(1));
-  const auto refused = [&](const std::string& path, const SaveModelOptions& options,
+  const auto refused = [&](const std::string& path, const SaveOptions& options,
                            absl::StatusCode code, const std::string& why) {
     for (const absl::Status& status : Save(&team, path, options))
       EXPECT_THAT(status, StatusIs(code, HasSubstr(why)));
   };
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-  SaveModelOptions negative, int64, fp64, files;
+  SaveOptions negative, int64, fp64, files;
   negative.max_file_bytes = -1;
   int64.dtype = DType::kInt64;
   fp64.dtype = DType::kFp64;
   files.max_file_bytes = 1000;
-  refused(Path("m"), negative, kInvalid, "files of -1 bytes");
+  refused(Path("m"), negative, kInvalid, "max_file_bytes -1");
   refused(Path("m"), int64, kInvalid, "fp32, bf16 or fp16");
   refused(Path("m"), fp64, kInvalid, "fp32, bf16 or fp16");
   refused("m", files, kInvalid, "'m' is not an absolute path of a folder");
@@ -196,7 +196,7 @@ TEST_F(SaveModelTest, WhatIsNoModelOrAsksForWhatThereIsNotIsRefused) {
   EXPECT_TRUE(std::filesystem::exists(Path("photos/last-year")));
   int rank = 0;
   for (const absl::Status& status : team.Run([&](Session* session) {
-         SaveModelOptions options;
+         SaveOptions options;
          options.max_file_bytes = session->rank() == 0 ? 1000 : 2000;
          return SaveModel(session, Path("m"), options);
        })) {
@@ -214,7 +214,7 @@ TEST_F(SaveModelTest, ValueTooLargeForTheDTypeIsEveryRanksErrorByName) {
       for (float& value : values) value = unit == 1 && parameter == 0 ? 7e4f : 1.0f;
     });
   }));
-  SaveModelOptions options;
+  SaveOptions options;
   options.dtype = DType::kFp16;
   for (const absl::Status& status : Save(&team, Path("m"), options)) {
     EXPECT_THAT(status,

@@ -76,14 +76,14 @@ class SaveRequestTest : public testing::Test {
   testing_support::CliResult Cli(std::vector<std::string> args) const {
     return testing_support::RunTessera(cluster_->coordinator_address(), std::move(args));
   }
-  absl::StatusOr<int64_t> Ask(const std::string& path, v1::SaveForm form = {},
+  absl::StatusOr<int64_t> Ask(const std::string& path, v1::SaveSpec spec = {},
                               int64_t expires_in_ms = 0) {
     v1::RequestSaveRequest request;
     request.set_request_id(absl::StrCat("test-", ++num_requests_));
     request.set_job_id("toy");
     request.set_expires_in_ms(expires_in_ms);
-    *request.mutable_form() = std::move(form);
-    request.mutable_form()->set_path(path);
+    *request.mutable_spec() = std::move(spec);
+    request.mutable_spec()->set_path(path);
     ASSIGN_OR_RETURN(const v1::Save save, client_->Request(request));
     return save.number();
   }

@@ -1,4 +1,4 @@
-// Where and in which form checkpoints that are asked for are made: through a real coordinator,
+// Where and in which spec checkpoints that are asked for are made: through a real coordinator,
 // worker and executors (threads).
 #include <filesystem>
 #include <sstream>
@@ -27,15 +27,15 @@ using testing_support::TrainerTeam;
 
 TEST_F(SaveRequestTest, FormsOfASaveAreThoseThatTrainersHave) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenHandlingTeam("toy"));
-  v1::SaveForm form;
-  form.set_max_file_bytes(1000);
-  form.set_in_foreground(true);
-  ASSERT_OK_AND_ASSIGN(const int64_t files, Ask(Path("files"), form));
+  v1::SaveSpec spec;
+  spec.set_max_file_bytes(1000);
+  spec.set_in_foreground(true);
+  ASSERT_OK_AND_ASSIGN(const int64_t files, Ask(Path("files"), spec));
   EXPECT_EQ(TrainUntilEnded(&team, files).code(), 0);
   EXPECT_TRUE(std::filesystem::exists(Path("files/model.safetensors.index.json")));
-  form.Clear();
-  form.set_in_parts(true);
-  ASSERT_OK_AND_ASSIGN(const int64_t parts, Ask(Path("parts"), form));
+  spec.Clear();
+  spec.set_in_parts(true);
+  ASSERT_OK_AND_ASSIGN(const int64_t parts, Ask(Path("parts"), spec));
   const v1::Save save = TrainUntilEnded(&team, parts);
   EXPECT_EQ(save.code(), 0) << save.message();
   int64_t bytes = 0;
@@ -65,33 +65,33 @@ TEST_F(SaveRequestTest, PathThatCannotBeWrittenIsTheSavesErrorWithTheRankAndTrai
 
 TEST_F(SaveRequestTest, WhatIsThereIsRefusedUnreplacedIfTheFormSaysSo) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenHandlingTeam("toy"));
-  v1::SaveForm form;
-  form.set_no_overwrite(true);
-  ASSERT_OK_AND_ASSIGN(const int64_t first, Ask(Path("c"), form));
+  v1::SaveSpec spec;
+  spec.set_no_overwrite(true);
+  ASSERT_OK_AND_ASSIGN(const int64_t first, Ask(Path("c"), spec));
   const v1::Save made = TrainUntilEnded(&team, first);
   ASSERT_EQ(made.code(), 0) << made.message();
-  EXPECT_TRUE(made.form().no_overwrite());
+  EXPECT_TRUE(made.spec().no_overwrite());
   const StoredValues saved = ReadStored(Path("c"));
   const auto expect_refusal = [&](const std::string& name) {
-    ASSERT_OK_AND_ASSIGN(const int64_t number, Ask(Path(name), form));
+    ASSERT_OK_AND_ASSIGN(const int64_t number, Ask(Path(name), spec));
     const v1::Save save = TrainUntilEnded(&team, number);
     EXPECT_EQ(save.code(), static_cast<int>(absl::StatusCode::kAlreadyExists)) << save.message();
     EXPECT_THAT(save.message(), HasSubstr(Path(name)));
   };
   for (const bool in_foreground : {true, false}) {
-    form.set_in_foreground(in_foreground);
+    spec.set_in_foreground(in_foreground);
     expect_refusal("c");
   }
   EXPECT_EQ(ReadStored(Path("c")), saved);
   EXPECT_EQ(Get(first).fate(), v1::SAVE_FATE_KEPT);
   // Of parts each rank looks for its own.
-  form.Clear();
-  form.set_in_parts(true);
-  ASSERT_OK_AND_ASSIGN(const int64_t parts, Ask(Path("parts"), form));
+  spec.Clear();
+  spec.set_in_parts(true);
+  ASSERT_OK_AND_ASSIGN(const int64_t parts, Ask(Path("parts"), spec));
   ASSERT_EQ(TrainUntilEnded(&team, parts).code(), 0);
   for (int rank = 0; rank + 1 < kWorldSize; ++rank)
     std::filesystem::remove_all(Path(absl::StrCat("parts/rank-0000", rank)));
-  form.set_no_overwrite(true);
+  spec.set_no_overwrite(true);
   expect_refusal("parts");
   EXPECT_FALSE(std::filesystem::exists(Path("parts/rank-00000"))) << "nobody wrote anything";
   // Without it the path is replaced, and what is to be said of it on the command line is said.

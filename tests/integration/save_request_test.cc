@@ -155,11 +155,11 @@ TEST_F(SaveRequestTest, RanksOfSeveralWorkersMakeItOfOneStep) {
 
 TEST_F(SaveRequestTest, RequestsAreMadeOneAfterTheOtherAndTheNewestAreKept) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenHandlingTeam("toy"));
-  v1::SaveForm form;
-  form.set_keep_newest(2);
+  v1::SaveSpec spec;
+  spec.set_keep_newest(2);
   std::vector<int64_t> numbers;
   for (const char* name : {"a", "b", "c"}) {
-    ASSERT_OK_AND_ASSIGN(const int64_t number, Ask(Path(name), form));
+    ASSERT_OK_AND_ASSIGN(const int64_t number, Ask(Path(name), spec));
     numbers.push_back(number);
   }
   EXPECT_THAT(Get(numbers[1]).waits_for(), HasSubstr("save 1"));
@@ -292,14 +292,14 @@ TEST_F(SaveRequestTest, CommandThatWaitsForADeletedJobSaysSo) {
 TEST_F(SaveRequestTest, WhatTrainersSaveByThemselvesIsListedTooHoweverItEnds) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam("toy"));
   ASSERT_OK(team.TrainTo(1));
-  const auto save = [&](const std::string& path, SaveCheckpointOptions options) {
+  const auto save = [&](const std::string& path, SaveOptions options) {
     const absl::Status status = team.RunAll([&](Session* session) {
       const absl::Status begun = SaveCheckpoint(session, path, {}, options);
       return begun.ok() && options.in_background ? AwaitSave(session) : begun;
     });
     return status;
   };
-  SaveCheckpointOptions background, parts, both;
+  SaveOptions background, parts, both;
   background.in_background = both.in_background = true;
   parts.in_parts = both.in_parts = true;
   ASSERT_OK(save(Path("now"), {}));
@@ -316,7 +316,7 @@ TEST_F(SaveRequestTest, WhatTrainersSaveByThemselvesIsListedTooHoweverItEnds) {
                                           Path("later"),       Path("now")};
   for (int i = 0; i < 6; ++i) {
     const v1::Save& listed = saves.saves(i);
-    EXPECT_EQ(listed.form().path(), paths[i]);
+    EXPECT_EQ(listed.spec().path(), paths[i]);
     EXPECT_FALSE(listed.requested());
     EXPECT_EQ(listed.step(), 1);
     EXPECT_EQ(listed.code() == 0, i >= 2) << listed.message();

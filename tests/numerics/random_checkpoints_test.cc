@@ -212,7 +212,7 @@ class RandomCheckpointsTest : public testing::TestWithParam<int> {
   // At Path("c"), in whichever form.
   void Save(TrainerTeam* team) {
     MakeContents();
-    SaveCheckpointOptions options;
+    SaveOptions options;
     const int64_t max_file_bytes = dice_->OneIn(2) ? 40 + dice_->Below(2000) : 0;
     options.in_background = dice_->OneIn(2);
     options.in_parts = dice_->OneIn(3);
@@ -234,7 +234,7 @@ class RandomCheckpointsTest : public testing::TestWithParam<int> {
     ExpectWhole(Path("c"));
   }
   // To which the rank's worker writes.
-  std::string PathOf(const SaveCheckpointOptions& options, int rank) const {
+  std::string PathOf(const SaveOptions& options, int rank) const {
     return options.in_parts ? Path(absl::StrCat("parts-of-", WorkerOf(case_.saves, rank)))
                             : Path("c");
   }
@@ -245,7 +245,7 @@ class RandomCheckpointsTest : public testing::TestWithParam<int> {
 
   // At Path("model").
   void Export(TrainerTeam* team) {
-    SaveModelOptions options;
+    SaveOptions options;
     if (dice_->OneIn(2)) options.max_file_bytes = 40 + dice_->Below(2000);
     if (dice_->OneIn(2))
       options.dtype = dice_->Of<DType>({DType::kFp32, DType::kBf16, DType::kFp16});

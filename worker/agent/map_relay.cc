@@ -65,7 +65,7 @@ class MapRelay::Session {
     MapGrants* const grants = relay_->options_.grants;
     // Before the client hears of it, which comes to the descriptor socket at once.
     const absl::Status added =
-        grants->Add(command_.session(), command_.job_id(), command_.creation(), request);
+        grants->Add(command_.session(), command_.job_id(), command_.generation(), request);
     if (added.ok()) {
       event.mutable_offered()->set_descriptor_socket(relay_->options_.descriptor_socket);
     } else {

@@ -116,7 +116,7 @@ class PutRelay::Session {
 
   absl::Status Stage(const v1::PutStage& request) {
     ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job,
-                     options_->find(command_.job_id(), command_.creation()));
+                     options_->find(command_.job_id(), command_.generation()));
     ASSIGN_OR_RETURN(stage_, PutStage::Create(job->regions(), request, options_->spool_folder));
     // Weak: a session that waits must not keep a dropped job's memory.
     job_ = job;

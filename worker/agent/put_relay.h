@@ -27,9 +27,9 @@ class PutRelay {
     DialOptions coordinator;
     std::string worker_id;
     std::string spool_folder;
-    // Errors: Unavailable  the worker does not hold this creation of the job.
+    // Errors: Unavailable  the worker does not hold this generation of the job.
     std::function<absl::StatusOr<std::shared_ptr<HostedJob>>(const std::string& job_id,
-                                                             int64_t creation)>
+                                                             int64_t generation)>
         find;
   };
   explicit PutRelay(Options options);

@@ -164,7 +164,7 @@ class StateRelay::Session {
 
   absl::Status Hold(const v1::LiveHold& hold, v1::LiveEvent* event) {
     ASSIGN_OR_RETURN(const StateSnapshot::Request request, Decode(hold, options_->spool_folder));
-    ASSIGN_OR_RETURN(snapshot_, options_->open(command_.job_id(), command_.creation(), request));
+    ASSIGN_OR_RETURN(snapshot_, options_->open(command_.job_id(), command_.generation(), request));
     ASSIGN_OR_RETURN(const int64_t step, snapshot_->Hold());
     event->mutable_held()->set_step(step);
     event->mutable_held()->set_form(hold.form());
@@ -263,7 +263,7 @@ class StateRelay::Session {
 
   absl::Status Frozen(const v1::LiveRead& read, Stream* stream, v1::LiveEvent* event) {
     ASSIGN_OR_RETURN(const std::unique_ptr<FrozenState> state,
-                     options_->open_frozen(command_.job_id(), command_.creation(), read.step()));
+                     options_->open_frozen(command_.job_id(), command_.generation(), read.step()));
     RETURN_IF_ERROR(state->Await(kStepPatience, [this] { return cancelled_.load(); }));
     *event->mutable_copied() = state->Progress();
     if (!stream->Write(*event)) return absl::OkStatus();

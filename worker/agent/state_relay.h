@@ -35,14 +35,14 @@ class StateRelay {
     LiveSources* sources = nullptr;  // Not owned. Those that clients fetch.
     // Where they do.
     std::function<std::vector<std::string>()> fetch_addresses;
-    // Errors: Unavailable  the worker does not hold this generation (`creation`) of the job
+    // Errors: Unavailable  the worker does not hold this generation of the job
     //         as StateSnapshot::Create
     std::function<absl::StatusOr<std::unique_ptr<StateSnapshot>>(
-        const std::string& job_id, int64_t creation, const StateSnapshot::Request& request)>
+        const std::string& job_id, int64_t generation, const StateSnapshot::Request& request)>
         open;
     // The same of a job that is handed over; as FrozenState::Create.
     std::function<absl::StatusOr<std::unique_ptr<FrozenState>>(const std::string& job_id,
-                                                               int64_t creation, int64_t step)>
+                                                               int64_t generation, int64_t step)>
         open_frozen;
   };
   explicit StateRelay(Options options);

@@ -2,24 +2,29 @@
 
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "base/status_macros.h"
+#include "worker/engine/agreed_error.h"
 
 namespace tessera {
 namespace {
 
 constexpr uint32_t kAllArrays = 7;
 
+// Want of memory is this rank's own error, for the ranks to agree on. Any other ends the epoch.
+bool EndsEpoch(const absl::Status& reserved) {
+  return !reserved.ok() && !absl::IsResourceExhausted(reserved);
+}
+
 }  // namespace
 
-FileOperations::FileOperations(const Parts& parts)
-    : context_(*parts.context),
-      early_(*parts.early),
-      reductions_(*parts.reductions),
-      gathers_(*parts.gathers),
-      versions_(*parts.versions),
-      writes_(*parts.writes) {}
+FileOperations::FileOperations(const EngineParts& parts, StateWrites* writes)
+    : context_(parts.context),
+      early_(parts.early),
+      reductions_(parts.reductions),
+      gathers_(parts.gathers),
+      versions_(parts.versions),
+      writes_(*writes) {}
 
 TrainingProgress FileOperations::Progress() const {
   const RankEngineOptions& options = context_.options;
@@ -46,29 +51,29 @@ absl::Status FileOperations::Save() {
   RETURN_IF_ERROR(reductions_.Await());
   RETURN_IF_ERROR(context_.order.Issue(OpKind::kSave, -1, 0, options.config->compute_dtype));
   options.recorder->Started(number);
-  absl::Status outcome;
-  std::string reply;
-  if (!context_.initialized()) {
-    outcome = absl::FailedPreconditionError("not saved: the job has no initial values yet");
-  } else {
+  absl::StatusOr<std::string> reply =
+      AsAgreed(absl::FailedPreconditionError("not saved: the job has no initial values yet"));
+  if (context_.initialized()) {
     const int64_t step = context_.order.step();
     AddressableState& saved = versions_.saved();
     // The next save would overwrite the copy that it reads.
     if (saved.is_copy()) options.files->AwaitSaved();  // A background save reads it as it writes.
-    RETURN_IF_ERROR(StateVersions::Reserve(&saved, &outcome));
-    if (outcome.ok()) RETURN_IF_ERROR(saved.Read(step));
+    const absl::Status reserved = saved.Reserve();
+    if (EndsEpoch(reserved)) return reserved;
+    if (reserved.ok()) RETURN_IF_ERROR(saved.Read(step));
     const auto values = [&](StateArray array, const ShardSegment& segment) {
       return ConstValues(saved.At(array, segment, step));
     };
     const SavedState state = {step, Progress(), context_.optimizer.Moments(), values,
                               /*stays=*/saved.is_copy()};
-    RETURN_IF_ERROR(options.files->Save(request, state, &reply, &outcome));
+    reply = options.files->Save(request, state, reserved);
+    if (!reply.ok() && !IsAgreed(reply.status())) return reply.status();
   }
   // A stop during the save makes its outcome void: the epoch's reason is what counts.
   RETURN_IF_ERROR(context_.interrupt.Check());
   options.recorder->Done(number);
-  context_.trainer.Reply(std::move(reply));
-  context_.trainer.PublishResult(outcome);
+  context_.trainer.Reply(reply.ok() ? *reply : "");
+  context_.trainer.PublishResult(reply.status());
   return absl::OkStatus();
 }
 
@@ -86,8 +91,9 @@ absl::Status FileOperations::Load() {
   const int64_t version = first ? 0 : context_.order.step() + 1;
   // A reader may hold the version that the load overwrites.
   RETURN_IF_ERROR(versions_.AwaitRoom());
-  absl::Status outcome;
-  RETURN_IF_ERROR(versions_.BeginStaging(first, &outcome));
+  const absl::Status reserved = versions_.next().Reserve();
+  if (EndsEpoch(reserved)) return reserved;
+  if (reserved.ok()) RETURN_IF_ERROR(versions_.BeginStaging(first));
   const bool publishes = !context_.OnDevice();
   LoadTarget target({&context_.optimizer, &versions_.next(), options.kernels, publishes,
                      options.group, context_.LocalIndex(), version, first});
@@ -95,16 +101,15 @@ absl::Status FileOperations::Load() {
   if (!first && publishes) gathers_.CloseGathered();
   LoadedState state = {first, context_.optimizer.Moments(), &target, std::nullopt, {}};
   if (!first) state.before = Progress();
-  std::string reply;
-  const absl::Status loaded = options.files->Load(request, &state, &reply, &outcome);
+  const absl::StatusOr<std::string> reply = options.files->Load(request, &state, reserved);
   // In any case: streamed stores must be visible before anything is published or taken back.
   target.Finish();
-  RETURN_IF_ERROR(loaded);
+  if (!reply.ok() && !IsAgreed(reply.status())) return reply.status();
   RETURN_IF_ERROR(context_.interrupt.Check());
   versions_.SetPublishedAhead(target.has_published() && !first ? version : -1);
-  if (outcome.ok()) RETURN_IF_ERROR(versions_.next().EndWrite(version));
-  context_.trainer.Reply(std::move(reply));
-  return FinishLoad(number, first, target, state, outcome);
+  if (reply.ok()) RETURN_IF_ERROR(versions_.next().EndWrite(version));
+  context_.trainer.Reply(reply.ok() ? *reply : "");
+  return FinishLoad(number, first, target, state, reply.status());
 }
 
 absl::Status FileOperations::FinishLoad(int64_t number, bool first, const LoadTarget& target,

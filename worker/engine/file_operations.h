@@ -8,28 +8,16 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "worker/engine/early_updates.h"
-#include "worker/engine/engine_context.h"
-#include "worker/engine/gradient_reductions.h"
+#include "worker/engine/engine_parts.h"
 #include "worker/engine/load_target.h"
-#include "worker/engine/state_versions.h"
 #include "worker/engine/state_writes.h"
-#include "worker/engine/unit_gathers.h"
 
 namespace tessera {
 
 class FileOperations {
  public:
-  // All outlive this.
-  struct Parts {
-    EngineContext* context = nullptr;
-    EarlyUpdates* early = nullptr;
-    GradientReductions* reductions = nullptr;
-    UnitGathers* gathers = nullptr;
-    StateVersions* versions = nullptr;
-    StateWrites* writes = nullptr;
-  };
-  explicit FileOperations(const Parts& parts);
+  // `writes` outlives this.
+  FileOperations(const EngineParts& parts, StateWrites* writes);
 
   absl::Status Save();
   absl::Status Load();
@@ -38,7 +26,7 @@ class FileOperations {
 
  private:
   TrainingProgress Progress() const;  // Where training stands.
-  // All ranks have read it, or none has, as `outcome` says.
+  // All ranks have read it, or none has, as `outcome`, OK or an agreed error, says.
   absl::Status FinishLoad(int64_t number, bool first, const LoadTarget& target,
                           const LoadedState& state, const absl::Status& outcome);
   absl::Status FinishFirstLoad(const LoadTarget& target, const LoadedState& state);

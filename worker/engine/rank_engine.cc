@@ -47,10 +47,11 @@ RankEngine::RankEngine(Options options)
       gathers_(&context_, &reductions_),
       versions_(&context_, &early_),
       puts_(&context_, &versions_, &gathers_),
-      steps_({&context_, &early_, &reductions_, &gathers_, &versions_, &puts_}),
-      writes_({&context_, &early_, &reductions_, &gathers_, &versions_, &puts_}),
+      parts_{context_, early_, reductions_, gathers_, versions_, puts_},
+      steps_(parts_),
+      writes_(parts_),
       reads_(&context_, &reductions_, &gathers_, !versions_.saved().is_copy()),
-      files_({&context_, &early_, &reductions_, &gathers_, &versions_, &writes_}) {}
+      files_(parts_, &writes_) {}
 
 absl::Status RankEngine::Reach(Step resume_step) { return versions_.Reach(resume_step); }
 

@@ -27,6 +27,7 @@
 #include "base/ids.h"
 #include "worker/engine/early_updates.h"
 #include "worker/engine/engine_context.h"
+#include "worker/engine/engine_parts.h"
 #include "worker/engine/file_operations.h"
 #include "worker/engine/gradient_reductions.h"
 #include "worker/engine/put_applier.h"
@@ -75,6 +76,7 @@ class RankEngine {
   UnitGathers gathers_;
   StateVersions versions_;
   PutApplier puts_;
+  const EngineParts parts_;  // All of the above.
   StepRunner steps_;
   StateWrites writes_;
   SlotReads reads_;

@@ -48,7 +48,7 @@ struct RankEngineOptions {
   const ParameterPlan* slots = nullptr;
   StateImages* images = nullptr;  // Null: this process reads and writes `state` itself.
   // The parameters went with the process that had them before: the state has their values.
-  bool publishes_anew = false;
+  bool must_publish = false;
   RankKernels* kernels = nullptr;         // The engine's thread's.
   RankKernels* stream_kernels = nullptr;  // The stream's: another object.
   ControlPage* control = nullptr;

@@ -3,9 +3,9 @@
 //   trainer ── request ──► engine ── Save(request, state) ──► files ── reply ──► trainer
 //
 // Requests and replies are between the trainer and the implementation. Both calls are collective:
-// every rank makes them at the same point of its order, and gets the same outcome; an error, where
-// the ranks could not agree on one. If `outcome` is an error on entry, this rank cannot take part, and
-// no rank does. Called by the engine's thread.
+// every rank makes them at the same point of its order, and gets the same outcome: a reply, or an
+// agreed error (agreed_error.h). Any other error: the ranks could not agree on an outcome. If `own` is
+// an error, this rank cannot take part, and no rank does. Called by the engine's thread.
 #ifndef TESSERA_WORKER_ENGINE_STATE_FILES_H_
 #define TESSERA_WORKER_ENGINE_STATE_FILES_H_
 
@@ -17,6 +17,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "job/job_memory.h"
 #include "job/training_progress.h"
 #include "layout/values.h"
@@ -72,10 +73,10 @@ struct LoadedState {
 class StateFiles {
  public:
   virtual ~StateFiles() = default;
-  virtual absl::Status Save(const std::string& request, const SavedState& state, std::string* reply,
-                            absl::Status* outcome) = 0;
-  virtual absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
-                            absl::Status* outcome) = 0;
+  virtual absl::StatusOr<std::string> Save(const std::string& request, const SavedState& state,
+                                           const absl::Status& own) = 0;
+  virtual absl::StatusOr<std::string> Load(const std::string& request, LoadedState* state,
+                                           const absl::Status& own) = 0;
   // How what Save began and left to another thread goes. Of this rank alone.
   virtual std::string SaveStatus() = 0;
   // That is given up if it is not too late. Of this rank alone; all learn the outcome.

@@ -47,7 +47,7 @@ absl::Status StateVersions::Reach(Step resume_step) {
 absl::Status StateVersions::PublishIfNot(int64_t step) {
   const RankEngineOptions& options = context_.options;
   // Published parameters are memory that outlived the last executor.
-  if (!options.publishes_anew && IsPublished(*options.group, context_.LocalIndex()))
+  if (!options.must_publish && IsPublished(*options.group, context_.LocalIndex()))
     return absl::OkStatus();
   if (options.group->initialized.load(std::memory_order_acquire) == 0) return absl::OkStatus();
   context_.optimizer.Publish(step);
@@ -73,16 +73,7 @@ absl::Status StateVersions::AwaitRoom() {
   return absl::OkStatus();
 }
 
-absl::Status StateVersions::Reserve(AddressableState* state, absl::Status* outcome) {
-  const absl::Status reserved = state->Reserve();
-  if (!absl::IsResourceExhausted(reserved)) return reserved;
-  *outcome = reserved;
-  return absl::OkStatus();
-}
-
-absl::Status StateVersions::BeginStaging(bool first, absl::Status* outcome) {
-  RETURN_IF_ERROR(Reserve(next_.get(), outcome));
-  if (!outcome->ok()) return absl::OkStatus();
+absl::Status StateVersions::BeginStaging(bool first) {
   if (!first) return next_->BeginWrite(context_.order.step() + 1, {});
   next_->BeginFirst();
   return absl::OkStatus();

@@ -39,9 +39,8 @@ class StateVersions {
   // Waits until the version after `step` may be written: no reader holds what it overwrites, and no
   // save reads it (state_hold.h, state_files.h). Errors: why to stop.
   absl::Status AwaitRoom();
-  // Of the version to come, or the job's first one; `arrays`: see AddressableState::BeginWrite.
-  // `outcome` is set where this rank has no memory for it.
-  absl::Status BeginStaging(bool first, absl::Status* outcome);
+  // Of the version to come, or the job's first one. Requires that next() has its memory.
+  absl::Status BeginStaging(bool first);
   // What the version to come has already, of trainers' writes.
   StagedArrays& staged() { return staged_; }
   void ForgetStaged();
@@ -56,8 +55,6 @@ class StateVersions {
   // For files and puts: a version to be saved, and the one to come.
   AddressableState& saved() { return *saved_; }
   AddressableState& next() { return *next_; }
-  // Memory for a state; want of it is `outcome`, and no error.
-  static absl::Status Reserve(AddressableState* state, absl::Status* outcome);
 
  private:
   EngineContext& context_;

@@ -57,13 +57,13 @@ int64_t WantedByAll(const std::vector<WriteVote>& votes) {
 
 }  // namespace
 
-StateWrites::StateWrites(const Parts& parts)
-    : context_(*parts.context),
-      early_(*parts.early),
-      reductions_(*parts.reductions),
-      gathers_(*parts.gathers),
-      versions_(*parts.versions),
-      puts_(*parts.puts) {
+StateWrites::StateWrites(const EngineParts& parts)
+    : context_(parts.context),
+      early_(parts.early),
+      reductions_(parts.reductions),
+      gathers_(parts.gathers),
+      versions_(parts.versions),
+      puts_(parts.puts) {
   const RankEngineOptions& options = context_.options;
   initial_progress_ = {0,
                        std::vector<int64_t>(options.memory->num_parameters(), 0),

@@ -11,27 +11,13 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "worker/engine/early_updates.h"
-#include "worker/engine/engine_context.h"
-#include "worker/engine/gradient_reductions.h"
-#include "worker/engine/put_applier.h"
-#include "worker/engine/state_versions.h"
-#include "worker/engine/unit_gathers.h"
+#include "worker/engine/engine_parts.h"
 
 namespace tessera {
 
 class StateWrites {
  public:
-  // All outlive this.
-  struct Parts {
-    EngineContext* context = nullptr;
-    EarlyUpdates* early = nullptr;
-    GradientReductions* reductions = nullptr;
-    UnitGathers* gathers = nullptr;
-    StateVersions* versions = nullptr;
-    PutApplier* puts = nullptr;
-  };
-  explicit StateWrites(const Parts& parts);
+  explicit StateWrites(const EngineParts& parts);
 
   // --- The job's first values ---
   absl::Status Initialize(int unit);

@@ -8,13 +8,13 @@
 
 namespace tessera {
 
-StepRunner::StepRunner(const Parts& parts)
-    : context_(*parts.context),
-      early_(*parts.early),
-      reductions_(*parts.reductions),
-      gathers_(*parts.gathers),
-      versions_(*parts.versions),
-      puts_(*parts.puts),
+StepRunner::StepRunner(const EngineParts& parts)
+    : context_(parts.context),
+      early_(parts.early),
+      reductions_(parts.reductions),
+      gathers_(parts.gathers),
+      versions_(parts.versions),
+      puts_(parts.puts),
       watch_(context_.options.layout, context_.options.config, context_.options.memory,
              context_.options.state, &context_.record().changed_shard) {}
 

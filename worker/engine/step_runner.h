@@ -11,29 +11,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "job/job_config.h"
-#include "worker/engine/early_updates.h"
-#include "worker/engine/engine_context.h"
-#include "worker/engine/gradient_reductions.h"
-#include "worker/engine/put_applier.h"
+#include "worker/engine/engine_parts.h"
 #include "worker/engine/shard_watch.h"
-#include "worker/engine/state_versions.h"
 #include "worker/engine/step_vote.h"
-#include "worker/engine/unit_gathers.h"
 
 namespace tessera {
 
 class StepRunner {
  public:
-  // All outlive this.
-  struct Parts {
-    EngineContext* context = nullptr;
-    EarlyUpdates* early = nullptr;
-    GradientReductions* reductions = nullptr;
-    UnitGathers* gathers = nullptr;
-    StateVersions* versions = nullptr;
-    PutApplier* puts = nullptr;
-  };
-  explicit StepRunner(const Parts& parts);
+  explicit StepRunner(const EngineParts& parts);
 
   // The trainer gets what all ranks see alike as its result: the step's numbers, or why no rank
   // takes the step. Errors: InvalidArgument  a number is out of range; Aborted and its like

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "shm/control_page.h"
+#include "worker/engine/agreed_error.h"
 
 namespace tessera {
 namespace {
@@ -108,11 +109,11 @@ absl::Status JoinOutcomes(absl::string_view what, const std::vector<absl::Status
   return absl::Status(causes[0].status.code(), text);
 }
 
-absl::Status AgreeOn(absl::string_view what, absl::Status* status, Communicator* communicator) {
+absl::Status AgreeOn(absl::string_view what, const absl::Status& own, Communicator* communicator) {
   Outcome outcome;
-  outcome.code = status->raw_code();
+  outcome.code = own.raw_code();
   // A fixed size, so that one all-gather is enough.
-  StoreText(WithoutMiddle(status->message(), kMaxCauseBytes - 1), outcome.message, kMaxCauseBytes);
+  StoreText(WithoutMiddle(own.message(), kMaxCauseBytes - 1), outcome.message, kMaxCauseBytes);
   std::vector<Outcome> all(communicator->size());
   RETURN_IF_ERROR(communicator->AllGather(&outcome, all.data(), sizeof(Outcome)));
   std::vector<absl::Status> by_rank;
@@ -120,8 +121,7 @@ absl::Status AgreeOn(absl::string_view what, absl::Status* status, Communicator*
     by_rank.push_back(absl::Status(static_cast<absl::StatusCode>(of_rank.code),
                                    LoadText(of_rank.message, kMaxCauseBytes)));
   }
-  *status = JoinOutcomes(what, by_rank);
-  return absl::OkStatus();
+  return AsAgreed(JoinOutcomes(what, by_rank));
 }
 
 }  // namespace tessera

@@ -24,9 +24,9 @@ inline constexpr size_t kMaxJoinedBytes = 960;
 // Pure. Requires that `what` is short.
 absl::Status JoinOutcomes(absl::string_view what, const std::vector<absl::Status>& by_rank);
 
-// Makes `status` the same on every rank: JoinOutcomes of all of theirs.
-// Errors: the communicator's; `status` means nothing then.
-absl::Status AgreeOn(absl::string_view what, absl::Status* status, Communicator* communicator);
+// JoinOutcomes of every rank's `own`, as an agreed error (agreed_error.h). Any other error is the
+// communicator's: the ranks could not agree.
+absl::Status AgreeOn(absl::string_view what, const absl::Status& own, Communicator* communicator);
 
 }  // namespace tessera
 

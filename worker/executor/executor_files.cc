@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/storage/storage_path.h"
 #include "proto/checkpoint.pb.h"
+#include "worker/engine/agreed_error.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load/checkpoint_load.h"
 #include "worker/executor/load/load_agreement.h"
@@ -13,7 +14,6 @@
 #include "worker/executor/save/checkpoint_save.h"
 #include "worker/executor/save/checkpoint_slices.h"
 #include "worker/executor/save/folder_check.h"
-#include "worker/executor/save/made_save.h"
 #include "worker/executor/save/model_save.h"
 #include "worker/executor/save/part_save.h"
 #include "worker/executor/save/save_request.h"
@@ -21,27 +21,29 @@
 namespace tessera {
 namespace {
 
-// The same outcome for all ranks where a request is malformed on some.
-absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator,
-                        v1::LoadRequest* request, absl::Status* outcome) {
+// All ranks have the request, or an agreed error. `own`: why this rank cannot load.
+absl::StatusOr<v1::LoadRequest> ParseOnAll(const std::string& bytes, absl::Status own,
+                                           Communicator* communicator) {
+  v1::LoadRequest request;
   // Not returned yet: the other ranks wait in AgreeOn.
-  if (!request->ParseFromString(bytes))
-    *outcome = absl::InvalidArgumentError("the trainer's request is malformed");
-  if (!request->refusal().empty()) *outcome = absl::InvalidArgumentError(request->refusal());
-  return AgreeOn("request", outcome, communicator);
+  if (!request.ParseFromString(bytes))
+    own = absl::InvalidArgumentError("the trainer's request is malformed");
+  if (!request.refusal().empty()) own = absl::InvalidArgumentError(request.refusal());
+  RETURN_IF_ERROR(AgreeOn("request", own, communicator));
+  return request;
 }
 
 }  // namespace
 
 ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, int64_t direct_write_bytes,
                              ReportSaving report_saving, ReportError report_error,
-                             SaveBook::Send send_report)
+                             SaveTracker::Send send_report)
     : memory_(*memory),
       direct_write_bytes_(direct_write_bytes),
       report_saving_(std::move(report_saving)),
       report_error_(std::move(report_error)),
       segments_(SegmentsOf(memory->layout, memory->config, memory->plan, memory->rank)),
-      book_(std::move(send_report)),
+      tracker_(std::move(send_report)),
       background_(memory) {}
 
 std::vector<ShardSegment> ExecutorFiles::OwnSegments() const {
@@ -62,158 +64,155 @@ absl::Status ExecutorFiles::CheckTrainersPath(const std::string& path) const {
 absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveRequest* request) {
   if (!request->ParseFromString(bytes)) {
     request->Clear();
+    // Saves of models are not reported, and what this was to save is not known.
+    request->mutable_spec()->set_is_model(true);
     return absl::InvalidArgumentError("the trainer's request is malformed");
   }
-  std::string root;
-  RETURN_IF_ERROR(book_.Fill(request, &root));
+  RETURN_IF_ERROR(tracker_.Fill(request));
   // Plain before it is compared or reported: ranks must mean the same folder.
   if (request->refusal().empty()) {
-    ASSIGN_OR_RETURN(*request->mutable_path(), PlainPath(request->path()));
+    ASSIGN_OR_RETURN(*request->mutable_spec()->mutable_path(), PlainPath(request->spec().path()));
   }
   RETURN_IF_ERROR(CheckSaveRequest(*request));
   // A requested save may go below its own root alone.
-  if (!root.empty()) return CheckBelow(request->path(), {root});
+  const std::string& root = request->spec().root();
+  if (!root.empty()) return CheckBelow(request->spec().path(), {root});
   // The coordinator has checked a request's path, as far as it can.
-  return request->wish() != 0 ? absl::OkStatus() : CheckTrainersPath(request->path());
+  return request->request_number() != 0 ? absl::OkStatus()
+                                        : CheckTrainersPath(request->spec().path());
 }
 
-absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,
-                                 std::string* reply, absl::Status* outcome) {
+absl::StatusOr<PriorAttempt> ExecutorFiles::Prepare(const v1::SaveRequest& request,
+                                                    const absl::Status& own) {
+  const std::string fake =
+      FakeText(memory_.config.fake_all_gather, memory_.config.fake_reduce_scatter);
+  if (!fake.empty())  // All ranks have this config, so all refuse.
+    return AsAgreed(absl::FailedPreconditionError(
+        absl::StrCat("not saved: the job's collectives are fake (", fake, ")")));
+  RETURN_IF_ERROR(AgreeOn("request", own, communicator_));
+  RETURN_IF_ERROR(CompareRequests(request, communicator_));
+  return FindPriorAttempt(request, memory_, communicator_);
+}
+
+absl::StatusOr<std::string> ExecutorFiles::Save(const std::string& request_bytes,
+                                                const SavedState& state, const absl::Status& own) {
   v1::SaveRequest request;
-  v1::SaveReply answer;
+  const int64_t step = state.progress.step;
   // One save at a time: the next one waits for the one before.
   background_.End();
   // Every rank counts every request, refused ones too, so that the ranks' numbers agree.
-  book_.Next();
+  tracker_.Next();
   const absl::Status checked = CheckRequest(request_bytes, &request);
-  if (!checked.ok()) *outcome = checked;
-  const std::string fake =
-      FakeText(memory_.config.fake_all_gather, memory_.config.fake_reduce_scatter);
-  if (!fake.empty()) {  // All ranks have this config, so all refuse.
-    *outcome = absl::FailedPreconditionError(
-        absl::StrCat("not saved: the job's collectives are fake (", fake, ")"));
-    book_.End(request, state.progress.step, absl::OkStatus(), *outcome, answer);
-    return absl::OkStatus();
+  const absl::StatusOr<PriorAttempt> prior = Prepare(request, checked.ok() ? own : checked);
+  if (!prior.ok()) {
+    tracker_.End(request, step, prior.status(), {});
+    return prior.status();
   }
-  absl::Status agreed = AgreeOn("request", outcome, communicator_);
-  if (agreed.ok() && outcome->ok()) agreed = CompareRequests(request, communicator_, outcome);
-  MadeSave made;
-  if (agreed.ok() && outcome->ok())
-    agreed = FindMadeSave(request, memory_, communicator_, &made, outcome);
-  if (agreed.ok() && outcome->ok() && made.is_made) {
+  if (prior->is_made) {
     // An earlier attempt of the same request published it: it is not made twice (docs/adr/0053).
-    *reply = made.reply.SerializeAsString();
-    book_.End(request, made.step, agreed, *outcome, made.reply);
-    return agreed;
+    tracker_.End(request, prior->step, absl::OkStatus(), prior->reply);
+    return prior->reply.SerializeAsString();
   }
-  if (agreed.ok() && outcome->ok()) {
-    Begin(request, state.progress);
-    if (request.is_checkpoint() && request.in_background())
-      return BeginInBackground(request, made.request, state, outcome);
-    const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
-    if (creates_file)
-      // Told before anything is created, so that the supervisor can remove what a dead executor
-      // leaves.
-      report_saving_(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
-    agreed = SaveNow(request, made.request, state, &answer, outcome);
-    // Nothing unfinished is left from here on.
-    if (creates_file) report_saving_("");
-    *reply = answer.SerializeAsString();
+  Begin(request, state.progress);
+  if (!request.spec().is_model() && !request.spec().in_foreground()) {
+    RETURN_IF_ERROR(BeginInBackground(request, prior->request, state));
+    return "";
   }
-  book_.End(request, state.progress.step, agreed, *outcome, answer);
-  return agreed;
+  v1::SaveReply reply;
+  const absl::Status outcome = SaveNow(request, prior->request, state, &reply);
+  tracker_.End(request, step, outcome, reply);
+  RETURN_IF_ERROR(outcome);
+  return reply.SerializeAsString();
 }
 
 SaveControl ExecutorFiles::Control(const std::string& asked_for) {
-  return {&stopped_, &book_.cancelled(), [this](int64_t bytes) { book_.Wrote(bytes); },
+  return {&stopped_, &tracker_.cancelled(), [this](int64_t bytes) { tracker_.Wrote(bytes); },
           direct_write_bytes_, asked_for};
 }
 
 void ExecutorFiles::Begin(const v1::SaveRequest& request, const TrainingProgress& progress) {
-  if (!request.is_checkpoint()) return;
+  if (request.spec().is_model()) return;
   int64_t all_bytes = 0;
   for (const CheckpointSlice& slice :
        SlicesToWrite(request, memory_, HasStates(memory_.layout, progress)))
     all_bytes += slice.segment.numel * SizeBytes(slice.segment.dtype);
-  book_.Begin(request, progress.step, all_bytes);
+  tracker_.Begin(request, progress.step, all_bytes);
 }
 
 absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const std::string& asked_for,
-                                    const SavedState& state, v1::SaveReply* reply,
-                                    absl::Status* outcome) {
-  const SaveControl control = Control(asked_for);
-  if (request.in_parts())
-    return SaveParts(request, memory_, InMemory(state), communicator_, control, reply, outcome);
-  if (request.is_checkpoint())
-    return SaveCheckpoint(request, memory_, InMemory(state), communicator_, control, reply,
-                          outcome);
-  return SaveModel(request, memory_.layout, OwnSegments(), state, communicator_, &stopped_,
-                   direct_write_bytes_, outcome);
+                                    const SavedState& state, v1::SaveReply* reply) {
+  const bool creates_file = request.spec().in_parts() || memory_.rank.value() == 0;
+  // Told before anything is created, so that the supervisor can remove what a dead executor leaves.
+  if (creates_file)
+    report_saving_(request.spec().in_parts() ? PartPath(request, memory_.rank)
+                                             : request.spec().path());
+  const absl::Status outcome = Write(request, asked_for, state, reply);
+  // Nothing unfinished is left from here on.
+  if (creates_file) report_saving_("");
+  return outcome;
+}
+
+absl::Status ExecutorFiles::Write(const v1::SaveRequest& request, const std::string& asked_for,
+                                  const SavedState& state, v1::SaveReply* reply) {
+  if (request.spec().is_model())
+    return SaveModel(request, memory_.layout, OwnSegments(), state, communicator_, &stopped_,
+                     direct_write_bytes_);
+  const auto save = request.spec().in_parts() ? SaveParts : SaveCheckpoint;
+  return save(request, memory_, InMemory(state), communicator_, Control(asked_for), reply);
 }
 
 absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
-                                              const std::string& asked_for, const SavedState& state,
-                                              absl::Status* outcome) {
+                                              const std::string& asked_for,
+                                              const SavedState& state) {
   const int64_t step = state.progress.step;
-  *outcome = background_.Prepare(request, state, Control(asked_for));
-  const absl::Status agreed = AgreeOn("save", outcome, communicator_);
-  if (!agreed.ok() || !outcome->ok()) {
+  const absl::Status prepared =
+      AgreeOn("save", background_.Prepare(request, state, Control(asked_for)), communicator_);
+  if (!prepared.ok()) {
     // Also ends what this rank has begun and another has not.
     background_.End();
-    book_.End(request, step, agreed, *outcome, {});
-    return agreed;
+    tracker_.End(request, step, prepared, {});
+    return prepared;
   }
-  const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
+  const bool creates_file = request.spec().in_parts() || memory_.rank.value() == 0;
   const auto report = [this, creates_file](const std::string& path) {
     if (creates_file) report_saving_(path);
   };
-  report(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
+  report(request.spec().in_parts() ? PartPath(request, memory_.rank) : request.spec().path());
   const absl::Status started = background_.Start(
-      communicator_,
-      [this, report, step](const v1::SaveRequest& saved, const absl::Status& all_agreed,
-                           const absl::Status& end, const v1::SaveReply& answer) {
+      communicator_, [this, report, step](const v1::SaveRequest& saved, const absl::Status& outcome,
+                                          const v1::SaveReply& reply) {
         report("");
-        book_.End(saved, step, all_agreed, end, answer);
+        tracker_.End(saved, step, outcome, reply);
         // This error aborted the other ranks, which do not know it. Aborted: it is another rank's.
-        if (!all_agreed.ok() && !absl::IsAborted(all_agreed) && !stopped_.load())
-          report_error_(all_agreed);
+        const bool is_told = outcome.ok() || IsAgreed(outcome) || absl::IsAborted(outcome);
+        if (!is_told && !stopped_.load()) report_error_(outcome);
       });
   if (started.ok()) return started;
   report("");
-  book_.End(request, step, started, *outcome, {});
+  tracker_.End(request, step, started, {});
   return started;  // An error ends the epoch, and with it the other ranks' saves.
 }
 
-absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* state,
-                                 std::string* reply, absl::Status* outcome) {
-  v1::LoadRequest request;
+absl::StatusOr<std::string> ExecutorFiles::Load(const std::string& request_bytes,
+                                                LoadedState* state, const absl::Status& own) {
   // A background save reads the state that the load overwrites.
   background_.End();
-  RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
-  if (!outcome->ok()) return absl::OkStatus();
-  RETURN_IF_ERROR(CompareRequests(request, communicator_, outcome));
-  if (!outcome->ok()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(v1::LoadRequest request, ParseOnAll(request_bytes, own, communicator_));
+  RETURN_IF_ERROR(CompareRequests(request, communicator_));
   // A path that it refuses is refused, on all ranks, where it is opened.
   if (const auto path = PlainPath(request.path()); path.ok()) request.set_path(*path);
-  *outcome = CheckTrainersPath(request.path());
-  RETURN_IF_ERROR(AgreeOn("load", outcome, communicator_));
-  if (!outcome->ok()) return absl::OkStatus();
-  v1::LoadReply answer;
+  RETURN_IF_ERROR(AgreeOn("load", CheckTrainersPath(request.path()), communicator_));
   if (request.is_checkpoint()) {
-    RETURN_IF_ERROR(
-        LoadCheckpoint(request, memory_, state, communicator_, &stopped_, &answer, outcome));
-    *reply = answer.SerializeAsString();
-    return absl::OkStatus();
+    ASSIGN_OR_RETURN(const v1::LoadReply reply,
+                     LoadCheckpoint(request, memory_, state, communicator_, &stopped_));
+    return reply.SerializeAsString();
   }
   const absl::StatusOr<std::vector<NamedTensorInfo>> buffers = InfosOf(request.buffers());
-  *outcome = buffers.status();
-  RETURN_IF_ERROR(AgreeOn("load", outcome, communicator_));
-  if (!outcome->ok()) return absl::OkStatus();
-  RETURN_IF_ERROR(LoadModel(request.path(), RulesOf(request, state->first), *buffers,
-                            memory_.layout, segments_, state, communicator_, &stopped_, &answer,
-                            outcome));
-  *reply = answer.SerializeAsString();
-  return absl::OkStatus();
+  RETURN_IF_ERROR(AgreeOn("load", buffers.status(), communicator_));
+  ASSIGN_OR_RETURN(const v1::LoadReply reply,
+                   LoadModel(request.path(), RulesOf(request, state->first), *buffers,
+                             memory_.layout, segments_, state, communicator_, &stopped_));
+  return reply.SerializeAsString();
 }
 
 }  // namespace tessera

@@ -18,7 +18,8 @@
 #include "worker/engine/state_files.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/executor/save/background_save.h"
-#include "worker/executor/save/save_book.h"
+#include "worker/executor/save/prior_attempt.h"
+#include "worker/executor/save/save_tracker.h"
 
 namespace tessera {
 
@@ -30,31 +31,32 @@ class ExecutorFiles : public StateFiles {
   // Told why ranks could not agree, where nothing else tells the worker. Called by any thread.
   using ReportError = std::function<void(const absl::Status& status)>;
   // `memory` is not owned and outlives this. `direct_write_bytes`: as DirectWrites has it.
-  // `send_report`: as SaveBook's.
+  // `send_report`: as SaveTracker's.
   ExecutorFiles(const ExecutorMemory* memory, int64_t direct_write_bytes,
-                ReportSaving report_saving, ReportError report_error, SaveBook::Send send_report);
+                ReportSaving report_saving, ReportError report_error,
+                SaveTracker::Send send_report);
 
   // Of the epoch that begins, for files alone; not owned.
   void BeginEpoch(Communicator* communicator) {
     communicator_ = communicator;
     stopped_.store(false);
-    book_.BeginEpoch();
+    tracker_.BeginEpoch();
   }
   // What the coordinator wants. Thread-safe.
-  void SetWish(const v1::SaveWish& wish) { book_.SetWish(wish); }
+  void SetRequest(const v1::RequestedSave& requested) { tracker_.SetRequest(requested); }
   // What is under way is given up between two slices. Thread-safe.
   void Stop() { stopped_.store(true); }
   // Waits for what is under way in the background, after Stop.
   void EndEpoch() { background_.End(); }
 
-  absl::Status Save(const std::string& request, const SavedState& state, std::string* reply,
-                    absl::Status* outcome) override;
-  absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
-                    absl::Status* outcome) override;
+  absl::StatusOr<std::string> Save(const std::string& request, const SavedState& state,
+                                   const absl::Status& own) override;
+  absl::StatusOr<std::string> Load(const std::string& request, LoadedState* state,
+                                   const absl::Status& own) override;
   bool saves_in_background() const { return background_.status().running(); }
   std::string SaveStatus() override { return background_.status().SerializeAsString(); }
-  void CancelSave() override { book_.Cancel(); }
-  int64_t wanted_save() const override { return book_.wanted(); }
+  void CancelSave() override { tracker_.Cancel(); }
+  int64_t wanted_save() const override { return tracker_.wanted(); }
   bool MayOverwrite(int64_t step) const override { return background_.MayOverwrite(step); }
   void AwaitOverwrite(int64_t step) override { background_.AwaitCopied(step); }
   void AwaitSaved() override { background_.End(); }
@@ -64,14 +66,18 @@ class ExecutorFiles : public StateFiles {
   absl::Status CheckRequest(const std::string& bytes, v1::SaveRequest* request);
   // Errors: PermissionDenied  the requester may not name this path
   absl::Status CheckTrainersPath(const std::string& path) const;
+  // Whether the ranks can make it, and whether a prior attempt did. `own`: why this rank cannot.
+  absl::StatusOr<PriorAttempt> Prepare(const v1::SaveRequest& request, const absl::Status& own);
   // `asked_for`: as SaveControl's.
   absl::Status SaveNow(const v1::SaveRequest& request, const std::string& asked_for,
-                       const SavedState& state, v1::SaveReply* reply, absl::Status* outcome);
+                       const SavedState& state, v1::SaveReply* reply);
+  absl::Status Write(const v1::SaveRequest& request, const std::string& asked_for,
+                     const SavedState& state, v1::SaveReply* reply);
   SaveControl Control(const std::string& asked_for);
   // Tells that one begins, if it is a checkpoint.
   void Begin(const v1::SaveRequest& request, const TrainingProgress& progress);
   absl::Status BeginInBackground(const v1::SaveRequest& request, const std::string& asked_for,
-                                 const SavedState& state, absl::Status* outcome);
+                                 const SavedState& state);
   // But those that lower ranks have too.
   std::vector<ShardSegment> OwnSegments() const;
 
@@ -82,7 +88,7 @@ class ExecutorFiles : public StateFiles {
   const std::vector<ShardSegment> segments_;
   Communicator* communicator_ = nullptr;
   std::atomic<bool> stopped_{false};
-  SaveBook book_;
+  SaveTracker tracker_;
   BackgroundSave background_;
 };
 

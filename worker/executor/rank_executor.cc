@@ -209,8 +209,8 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<Unique
     case v1::ExecutorCommand::kDropPut:
       puts_.Drop(command.drop_put().put());
       return true;
-    case v1::ExecutorCommand::kSaveWish:
-      files_.SetWish(command.save_wish());
+    case v1::ExecutorCommand::kRequestedSave:
+      files_.SetRequest(command.requested_save());
       return true;
     case v1::ExecutorCommand::kStop:
     case v1::ExecutorCommand::COMMAND_NOT_SET:
@@ -243,7 +243,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.window_events = window_events_.get();
   options.slots = communicators_.slots();
   options.images = images_.get();
-  options.publishes_anew = memory_.in_process;
+  options.must_publish = memory_.in_process;
   options.kernels = kernels_.get();
   options.stream_kernels = stream_kernels_.get();
   options.control = memory_.control_page();

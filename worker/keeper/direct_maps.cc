@@ -27,7 +27,7 @@ absl::StatusOr<v1::LiveMapAnswer> Answer(const std::shared_ptr<HostedJob>& job,
   const std::vector<int> source_of_rank(held.local().count(), 0);
   ASSIGN_OR_RETURN(std::vector<v1::LiveTensorInfo> tensors, InfosWithExtents(plan, source_of_rank));
   v1::LiveMapAnswer answer;
-  answer.set_creation(job->creation());
+  answer.set_generation(job->generation());
   answer.set_size_bytes(plan.TotalBytes());
   answer.mutable_tensors()->Reserve(static_cast<int>(tensors.size()));
   for (v1::LiveTensorInfo& tensor : tensors) *answer.add_tensors() = std::move(tensor);

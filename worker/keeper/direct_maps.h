@@ -5,7 +5,7 @@
 //   CheckNew    ──► whether newer versions still come: this worker holds that very memory
 //   ~DirectMap  ──► gives its place back
 //
-// A worker that lost its coordinator gives what it has, which is a committed step of that creation.
+// A worker that lost its coordinator gives what it has, which is a committed step of that generation.
 // Thread-safe.
 #ifndef TESSERA_WORKER_KEEPER_DIRECT_MAPS_H_
 #define TESSERA_WORKER_KEEPER_DIRECT_MAPS_H_

@@ -25,7 +25,7 @@ class DirectMapsTest : public HostedJobFixture {
   void HostToy() {
     hosted_.reset();
     description_.Clear();
-    description_.set_creation(++creation_);
+    description_.set_generation(++generation_);
     Host(NewThreadLauncher(), 2);
     ASSERT_OK(created_);
     hosted_ = std::move(job_);
@@ -38,7 +38,7 @@ class DirectMapsTest : public HostedJobFixture {
     return query;
   }
 
-  int64_t creation_ = 6;
+  int64_t generation_ = 6;
   std::shared_ptr<HostedJob> hosted_;
   DirectMaps maps_{
       [this](const std::string& job_id) { return job_id == "toy" ? hosted_ : nullptr; }};
@@ -48,7 +48,7 @@ TEST_F(DirectMapsTest, AnswerIsAllThatACoordinatorWouldSayAndAWorkerGive) {
   ASSERT_NO_FATAL_FAILURE(HostToy());
   ASSERT_OK_AND_ASSIGN(const auto map, maps_.Open(QueryOf("toy")));
   const v1::LiveMapAnswer answer = map->TakeAnswer();
-  EXPECT_EQ(answer.creation(), 7);
+  EXPECT_EQ(answer.generation(), 7);
   ASSERT_EQ(answer.tensors_size(), 3) << "w and its moments";
   EXPECT_EQ(answer.size_bytes(), 3 * 64 * 4);
   for (const v1::LiveTensorInfo& tensor : answer.tensors()) {

@@ -16,7 +16,7 @@ bool IsAborted(const v1::SaveReport& report) {
 }  // namespace
 
 bool EndedSaves::Add(const v1::SaveReport& report) {
-  if (report.number() != 0 && !IsAborted(report)) wish_ = std::max(wish_, report.number());
+  if (report.number() != 0 && !IsAborted(report)) request_ = std::max(request_, report.number());
   // All ranks report the same end. Epoch and ordinal say which save it is.
   const auto known = std::find_if(reports_.begin(), reports_.end(), [&](const auto& other) {
     return report.epoch() == other.epoch() && report.ordinal() == other.ordinal();
@@ -26,7 +26,7 @@ bool EndedSaves::Add(const v1::SaveReport& report) {
     if (reports_.size() <= kMax) return true;
     // Full: one that the coordinator may still ask for is kept.
     reports_.erase(std::find_if(reports_.begin(), reports_.end(), [&](const auto& other) {
-      return other.number() == 0 || other.number() != wish_ || IsAborted(other);
+      return other.number() == 0 || other.number() != request_ || IsAborted(other);
     }));
     return true;
   }

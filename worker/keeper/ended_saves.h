@@ -18,13 +18,13 @@ class EndedSaves {
   // A rank says how one ended. False: nothing of it is new.
   bool Add(const v1::SaveReport& report);
   const std::deque<v1::SaveReport>& reports() const { return reports_; }
-  // The wishes up to this one are over. What became of this one is kept until the next one ends:
-  // the coordinator waits for it, and wishes nothing else before.
-  int64_t wish() const { return wish_; }
+  // The requests up to this one are over. What became of this one is kept until the next one ends:
+  // the coordinator waits for it, and requests nothing else before.
+  int64_t request() const { return request_; }
 
  private:
   std::deque<v1::SaveReport> reports_;
-  int64_t wish_ = 0;
+  int64_t request_ = 0;
 };
 
 }  // namespace tessera

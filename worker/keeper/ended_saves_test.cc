@@ -19,10 +19,10 @@ v1::SaveReport Ended(int64_t ordinal, int64_t number,
 TEST(EndedSavesTest, EachIsNewOnceOrWhereARankKnowsMore) {
   EndedSaves saves;
   EXPECT_TRUE(saves.Add(Ended(1, 7, absl::StatusCode::kAborted)));
-  EXPECT_EQ(saves.wish(), 0) << "it will be tried again";
+  EXPECT_EQ(saves.request(), 0) << "it will be tried again";
   EXPECT_TRUE(saves.Add(Ended(1, 7)));
   EXPECT_FALSE(saves.Add(Ended(1, 7)));
-  EXPECT_EQ(saves.wish(), 7);
+  EXPECT_EQ(saves.request(), 7);
   v1::SaveReport with_removed = Ended(1, 7);
   with_removed.add_removed("/old");
   EXPECT_TRUE(saves.Add(with_removed));
@@ -30,7 +30,7 @@ TEST(EndedSavesTest, EachIsNewOnceOrWhereARankKnowsMore) {
   EXPECT_EQ(saves.reports()[0].removed(0), "/old");
 }
 
-TEST(EndedSavesTest, WishIsKeptHoweverManyTheTrainersMakeAfterIt) {
+TEST(EndedSavesTest, RequestIsKeptHoweverManyTheTrainersMakeAfterIt) {
   EndedSaves saves;
   saves.Add(Ended(1, 7, absl::StatusCode::kAborted));
   saves.Add(Ended(2, 7));

@@ -71,7 +71,7 @@ void EpochMachine::Fail(Rank rank, const std::string& reason, EpochEvent event,
   AbortAll(epoch_, absl::Status(code, reason));
   v1::RankFailure* failure = failure_.mutable_failure();
   failure->set_job_id(context_->job_id);
-  failure->set_creation(context_->creation);
+  failure->set_generation(context_->generation);
   failure->set_epoch(epoch_.value());
   failure->set_rank(rank.value());
   failure->set_reason(PrintableUtf8(reason));
@@ -132,7 +132,7 @@ v1::WorkerEvent EpochMachine::PreparedEvent() const {
   const LocalRanks& local = context_->local();
   v1::WorkerEvent event;
   event.mutable_prepared()->set_job_id(context_->job_id);
-  event.mutable_prepared()->set_creation(context_->creation);
+  event.mutable_prepared()->set_generation(context_->generation);
   event.mutable_prepared()->set_epoch(epoch_.value());
   event.mutable_prepared()->set_decided_step(regions.group()->decided_step.load());
   const GroupPage& group = *regions.group();

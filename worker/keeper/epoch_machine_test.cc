@@ -39,7 +39,7 @@ class EpochMachineTest : public testing::Test {
     local.topology = RankTopology::OneHost(kWorldSize);
     ASSERT_OK_AND_ASSIGN(JobRegions regions, JobRegions::Create(job_, local));
     context_.reset(
-        new JobContext{"toy", /*creation=*/3, std::move(regions), "", nullptr,
+        new JobContext{"toy", /*generation=*/3, std::move(regions), "", nullptr,
                        [this](const v1::WorkerEvent& event) { events_.push_back(event); }});
     executors_ = std::make_unique<ExecutorSlots>(context_->local());
     epochs_ = std::make_unique<EpochMachine>(context_.get(), job_, executors_.get());
@@ -107,7 +107,7 @@ TEST_F(EpochMachineTest, IsPreparedOnceEveryRankIsReadyAndQuiet) {
   const std::vector<v1::WorkerEvent> told = Told();
   ASSERT_THAT(told, SizeIs(1));
   EXPECT_EQ(told[0].prepared().epoch(), 1);
-  EXPECT_EQ(told[0].prepared().creation(), 3);
+  EXPECT_EQ(told[0].prepared().generation(), 3);
   ASSERT_TRUE(epochs_->Unacknowledged().has_value());
   EXPECT_TRUE(epochs_->Unacknowledged()->has_prepared());
 }

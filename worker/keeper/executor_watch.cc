@@ -144,7 +144,7 @@ void ExecutorWatch::OnReadyLocked() {
   slot.ready_at = SteadyNow();
   // A new executor knows neither what was offered nor what is wanted.
   parts_->puts.GiveTo(rank_);
-  parts_->saves.SendWish(slot);
+  parts_->saves.SendRequest(slot);
   // Ranks of several workers need an address of the new epoch before they are quiet.
   if (context_->local().spans_workers()) {
     if (epochs.phase() == EpochPhase::kPreparing) epochs.PrepareRank(slot);
@@ -186,14 +186,14 @@ void ExecutorWatch::OnEvent(const v1::ExecutorEvent& event) {
       slot.pending_order = event.order();
       slot.pending_order.set_job_id(context_->job_id);
       slot.pending_order.set_rank(static_cast<int>(rank_.value()));
-      slot.pending_order.set_creation(context_->creation);
+      slot.pending_order.set_generation(context_->generation);
       *out.mutable_order() = slot.pending_order;
       break;
     case v1::ExecutorEvent::kStep:
       slot.last_report = event.step();
       slot.last_report.set_job_id(context_->job_id);
       slot.last_report.set_rank(static_cast<int>(rank_.value()));
-      slot.last_report.set_creation(context_->creation);
+      slot.last_report.set_generation(context_->generation);
       *out.mutable_step() = slot.last_report;
       break;
     case v1::ExecutorEvent::kFailure:

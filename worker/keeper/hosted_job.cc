@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(
   // Before executors run: whatever they write from here on outlives the daemon.
   std::string owner = vault == nullptr ? "" : vault->PutJob(job, regions);
   std::unique_ptr<HostedJob> hosted(
-      new HostedJob(job, {job.job_id(), job.creation(), std::move(regions), data_host, launcher,
+      new HostedJob(job, {job.job_id(), job.generation(), std::move(regions), data_host, launcher,
                           std::move(emit), answer_timeout, vault, std::move(owner)}));
   const absl::Status started = hosted->StartSupervisors();
   // The vault must not keep memory that nobody will come back for.
@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Restore(
   ASSIGN_OR_RETURN(JobRegions regions,
                    JobRegions::Restore(held.job, local, budget, std::move(held.memory)));
   std::unique_ptr<HostedJob> hosted(new HostedJob(
-      held.job, {held.job.job_id(), held.job.creation(), std::move(regions), data_host, launcher,
+      held.job, {held.job.job_id(), held.job.generation(), std::move(regions), data_host, launcher,
                  std::move(emit), kAnswerTimeout, vault, std::move(held.owner)}));
   // Before supervisors start new executors: trainers must see the end of the old epoch first.
   hosted->EndEpochOfDaemonBefore(std::move(held.trainers));
@@ -123,9 +123,9 @@ void HostedJob::Mismatch(const v1::OrderMismatch& mismatch) {
   parts_.epochs.Mismatch(mismatch);
 }
 
-void HostedJob::WantSave(const v1::SaveWish& wish) {
+void HostedJob::WantSave(const v1::RequestedSave& requested) {
   absl::MutexLock lock(&parts_.mu);
-  parts_.saves.Want(wish);
+  parts_.saves.Want(requested);
 }
 
 std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
@@ -147,7 +147,7 @@ std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
 v1::JobProgress HostedJob::Progress() const {
   v1::JobProgress progress;
   progress.set_job_id(context_.job_id);
-  progress.set_creation(context_.creation);
+  progress.set_generation(context_.generation);
   progress.set_fake_all_gather(regions().config().fake_all_gather);
   progress.set_fake_reduce_scatter(regions().config().fake_reduce_scatter);
   absl::MutexLock lock(&parts_.mu);

@@ -75,7 +75,7 @@ class HostedJob {
   void Start(const v1::StartEpoch& start);
   void Release(const v1::OrderRelease& release);
   void Mismatch(const v1::OrderMismatch& mismatch);
-  void WantSave(const v1::SaveWish& wish);  // Of whichever epoch.
+  void WantSave(const v1::RequestedSave& requested);  // Of whichever epoch.
 
   // --- What the coordinator must hear again after it, or the connection, was away. ---
   std::vector<v1::WorkerEvent> Unacknowledged() const;
@@ -105,7 +105,7 @@ class HostedJob {
   void KillExecutor(Rank rank);
   const JobRegions& regions() const { return context_.regions; }
   // Which of the jobs of this id it is.
-  int64_t creation() const { return context_.creation; }
+  int64_t generation() const { return context_.generation; }
   const LocalRanks& local() const { return context_.local(); }
   bool has_begun() const;  // An epoch, ever.
   Epoch epoch() const;     // The one that was prepared last.

@@ -187,7 +187,7 @@ TEST_F(HostedJobTest, TrainerIsGivenParametersForReadingAndItsOwnMemoryForWritin
   EXPECT_OK(Mapping::CreateWhole(given.fds[2].get(), Access::kReadWrite));
   struct stat info;
   ASSERT_EQ(fstat(given.fds[0].get(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777, 0600) << "so that no other user opens it anew for writing";
+  EXPECT_EQ(info.st_mode & 0777, 0600) << "so that no other user opens it again for writing";
 }
 
 TEST_F(HostedJobTest, TrainerOfAnotherUserNeedsTheKeyAndHostsNoExecutor) {

@@ -22,7 +22,7 @@ struct JobContext {
   using Emit = std::function<void(const v1::WorkerEvent&)>;
 
   std::string job_id;
-  int64_t creation = 0;
+  int64_t generation = 0;
   JobRegions regions;
   std::string data_host;  // As of WorkerServer::Options.
   ExecutorLauncher* launcher = nullptr;

@@ -151,7 +151,7 @@ std::string JobVault::PutJob(const v1::Job& job, const JobRegions& regions) {
   // A job may be created again while a reader still holds its earlier memory: the time tells the
   // two apart.
   const std::string owner =
-      absl::StrCat(job.job_id(), "/", job.creation(), "/", absl::ToUnixNanos(WallNow()));
+      absl::StrCat(job.job_id(), "/", job.generation(), "/", absl::ToUnixNanos(WallNow()));
   // Descriptors first, the note last: an owner without a note is not taken over.
   for (const auto& [part, fds] : regions.Descriptors()) Check(vault_->Put(owner, part, fds));
   NoteJob(owner, job);

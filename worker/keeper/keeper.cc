@@ -18,17 +18,17 @@ std::shared_ptr<HostedJob> Keeper::Find(const std::string& job_id) const {
 }
 
 absl::StatusOr<std::shared_ptr<HostedJob>> Keeper::FindForPut(const std::string& job_id,
-                                                              int64_t creation) const {
-  std::shared_ptr<HostedJob> job = Find(job_id, creation);
+                                                              int64_t generation) const {
+  std::shared_ptr<HostedJob> job = Find(job_id, generation);
   if (job != nullptr) return job;
   return absl::UnavailableError(
       absl::StrCat("worker '", worker_id_, "' does not hold job '", job_id, "'"));
 }
 
-std::shared_ptr<HostedJob> Keeper::Find(const std::string& job_id, int64_t creation) const {
+std::shared_ptr<HostedJob> Keeper::Find(const std::string& job_id, int64_t generation) const {
   // Commands name a generation: one of a deleted job must not touch its successor.
   std::shared_ptr<HostedJob> job = Find(job_id);
-  return job != nullptr && job->creation() == creation ? job : nullptr;
+  return job != nullptr && job->generation() == generation ? job : nullptr;
 }
 
 void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
@@ -39,20 +39,20 @@ void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
     case v1::CoordinatorCommand::kStart:
       return Start(command.start());
     case v1::CoordinatorCommand::kRelease:
-      job = Find(command.release().job_id(), command.release().creation());
+      job = Find(command.release().job_id(), command.release().generation());
       if (job != nullptr) job->Release(command.release());
       return;
     case v1::CoordinatorCommand::kMismatch:
-      job = Find(command.mismatch().job_id(), command.mismatch().creation());
+      job = Find(command.mismatch().job_id(), command.mismatch().generation());
       if (job != nullptr) job->Mismatch(command.mismatch());
       return;
     case v1::CoordinatorCommand::kDrop:
-      return Drop(command.drop().job_id(), command.drop().creation());
+      return Drop(command.drop().job_id(), command.drop().generation());
     case v1::CoordinatorCommand::kDescribe:
       return Describe(command.describe());
-    case v1::CoordinatorCommand::kSaveWish:
-      job = Find(command.save_wish().job_id(), command.save_wish().creation());
-      if (job != nullptr) job->WantSave(command.save_wish());
+    case v1::CoordinatorCommand::kRequestedSave:
+      job = Find(command.requested_save().job_id(), command.requested_save().generation());
+      if (job != nullptr) job->WantSave(command.requested_save());
       return;
     case v1::CoordinatorCommand::kServeState:  // A StateRelay's.
     case v1::CoordinatorCommand::kStagePut:    // A PutRelay's.
@@ -61,14 +61,14 @@ void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
   }
 }
 
-void Keeper::Drop(const std::string& job_id, int64_t creation) {
+void Keeper::Drop(const std::string& job_id, int64_t generation) {
   // Its destructor waits for executors, so it runs after the lock is released.
   std::shared_ptr<HostedJob> job;  // Destroyed outside the lock.
   absl::MutexLock lock(&mu_);
   const auto it = jobs_.find(job_id);
-  if (it == jobs_.end() || it->second->creation() != creation) return;
+  if (it == jobs_.end() || it->second->generation() != generation) return;
   TESSERA_LOG(INFO, "job {}, generation {}: dropped, and its memory with it", job_id,
-              it->second->creation());
+              it->second->generation());
   job = std::move(it->second);
   jobs_.erase(it);
   job->MarkDropped();
@@ -93,7 +93,7 @@ void Keeper::TakeOver(JobVault::HeldJob held) {
   std::shared_ptr<HostedJob>& kept = jobs_[job_id];
   const auto age = [](const HostedJob& held) {
     // The vault may hold older memory of the same job: see JobVault::PutJob.
-    return std::pair(held.creation(), held.epoch().value());
+    return std::pair(held.generation(), held.epoch().value());
   };
   // The younger one stays.
   if (kept == nullptr || age(*kept) < age(**job)) kept.swap(*job);
@@ -101,7 +101,7 @@ void Keeper::TakeOver(JobVault::HeldJob held) {
 }
 
 void Keeper::Describe(const v1::DescribeJob& describe) const {
-  const std::shared_ptr<HostedJob> job = Find(describe.job_id(), describe.creation());
+  const std::shared_ptr<HostedJob> job = Find(describe.job_id(), describe.generation());
   if (job == nullptr) return;  // The next heartbeat says so.
   v1::WorkerEvent event;
   *event.mutable_held() = job->Describe();
@@ -111,26 +111,26 @@ void Keeper::Describe(const v1::DescribeJob& describe) const {
 absl::Status Keeper::MakeRoom(const v1::PrepareEpoch& prepare) {
   const std::string& job_id = prepare.job().job_id();
   const std::shared_ptr<HostedJob> held = Find(job_id);
-  if (held == nullptr || held->creation() == prepare.job().creation()) return absl::OkStatus();
+  if (held == nullptr || held->generation() == prepare.job().generation()) return absl::OkStatus();
   // The coordinator may have lost its journal: memory with committed steps is never given up to one
   // that does not know of it.
-  const bool is_later = held->creation() > prepare.job().creation();
-  if (is_later || (held->has_begun() && held->creation() > prepare.deleted_creation())) {
+  const bool is_later = held->generation() > prepare.job().generation();
+  if (is_later || (held->has_begun() && held->generation() > prepare.deleted_generation())) {
     return absl::FailedPreconditionError(
-        absl::StrCat("it holds job '", job_id, "' of generation ", held->creation(),
+        absl::StrCat("it holds job '", job_id, "' of generation ", held->generation(),
                      ", which its coordinator neither knows nor has deleted: delete job '", job_id,
                      is_later ? "' once, and that one continues"
                               : "' until none is listed, then create it again"));
   }
-  Drop(job_id, held->creation());
+  Drop(job_id, held->generation());
   return absl::OkStatus();
 }
 
 void Keeper::Start(const v1::StartEpoch& start) {
-  const std::shared_ptr<HostedJob> job = Find(start.job_id(), start.creation());
+  const std::shared_ptr<HostedJob> job = Find(start.job_id(), start.generation());
   if (job != nullptr) return job->Start(start);
   // The coordinator relies on state that is not here: it must prepare the job again.
-  ReportFailure(start.job_id(), start.creation(), start.epoch(), "does not hold the job");
+  ReportFailure(start.job_id(), start.generation(), start.epoch(), "does not hold the job");
 }
 
 namespace {
@@ -143,17 +143,17 @@ bool IsVoid(const v1::PrepareEpoch& prepare, const HostedJob& job, int first_ran
     // The rank was placed elsewhere after this memory's last epoch, so its values are old.
     if (placement.rank() == first_rank) since = Epoch(placement.since_epoch());
   }
-  return job.has_begun() && (prepare.begin_anew() || job.epoch() < since);
+  return job.has_begun() && (prepare.discards_state() || job.epoch() < since);
 }
 
 }  // namespace
 
 void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   const std::string& job_id = prepare.job().job_id();
-  const int64_t creation = prepare.job().creation();
+  const int64_t generation = prepare.job().generation();
   // Outside the lock: making and dropping jobs takes long.
   absl::Status status = MakeRoom(prepare);
-  std::shared_ptr<HostedJob> job = Find(job_id, creation);
+  std::shared_ptr<HostedJob> job = Find(job_id, generation);
   // From a coordinator that lags: an old one voids nothing.
   if (job != nullptr && Epoch(prepare.job().epoch()) < job->epoch()) return;
   absl::StatusOr<LocalRanks> local = LocalRanksOf(prepare.job(), worker_id_);
@@ -165,7 +165,7 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   if (is_void) {
     // Dropped before it is made again, so that both need not fit into memory.
     job.reset();
-    Drop(job_id, creation);
+    Drop(job_id, generation);
   }
   if (status.ok() && job == nullptr) {
     auto created = HostedJob::Create(prepare.job(), *local, data_host_, launcher_, emit_,
@@ -178,16 +178,16 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
     }
   }
   if (status.ok()) return job->Prepare(prepare);
-  ReportFailure(job_id, creation, prepare.job().epoch(),
+  ReportFailure(job_id, generation, prepare.job().epoch(),
                 absl::StrCat("cannot hold the job: ", status.message()));
 }
 
-void Keeper::ReportFailure(const std::string& job_id, int64_t creation, int64_t epoch,
+void Keeper::ReportFailure(const std::string& job_id, int64_t generation, int64_t epoch,
                            const std::string& reason) const {
   TESSERA_LOG(ERROR, "job {}: {}", job_id, reason);
   v1::WorkerEvent event;
   event.mutable_failure()->set_job_id(job_id);
-  event.mutable_failure()->set_creation(creation);
+  event.mutable_failure()->set_generation(generation);
   event.mutable_failure()->set_epoch(epoch);
   event.mutable_failure()->set_rank(-1);
   event.mutable_failure()->set_reason(PrintableUtf8(reason));
@@ -230,13 +230,13 @@ absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
                                                       request.job_id(), "'")),
                      v1::RETRY_SOON);
   }
-  if (job->creation() < request.creation()) {
+  if (job->generation() < request.generation()) {
     return WithRetry(absl::FailedPreconditionError(
                          absl::StrCat("worker '", worker_id_, "' holds a job '", request.job_id(),
                                       "' that was deleted and created again since: try again")),
                      v1::RETRY_SOON);
   }
-  if (job->creation() > request.creation()) {
+  if (job->generation() > request.generation()) {
     return absl::FailedPreconditionError(
         absl::StrCat("job '", request.job_id(),
                      "' was deleted and created again since the trainer asked for it"));
@@ -244,7 +244,7 @@ absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
   AttachedTrainer trainer;
   ASSIGN_OR_RETURN(trainer.given, job->Attach(request, peer, SteadyNow()));
   trainer.job_id = request.job_id();
-  trainer.creation = job->creation();
+  trainer.generation = job->generation();
   trainer.rank = Rank(request.rank());
   trainer.attachment = Incarnation(trainer.given.response.attachment());
   trainer.hosts_executor = request.hosts_executor();
@@ -253,13 +253,13 @@ absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
 
 void Keeper::Detach(const AttachedTrainer& trainer, bool clean) {
   // The job may be gone, or be a newer one: then there is nothing to detach from.
-  const std::shared_ptr<HostedJob> job = Find(trainer.job_id, trainer.creation);
+  const std::shared_ptr<HostedJob> job = Find(trainer.job_id, trainer.generation);
   if (job != nullptr) job->Detach(trainer.rank, trainer.attachment, clean);
 }
 
 absl::StatusOr<std::unique_ptr<StateSnapshot>> Keeper::SnapshotState(
-    const std::string& job_id, int64_t creation, const StateSnapshot::Request& request) const {
-  const std::shared_ptr<HostedJob> job = Find(job_id, creation);
+    const std::string& job_id, int64_t generation, const StateSnapshot::Request& request) const {
+  const std::shared_ptr<HostedJob> job = Find(job_id, generation);
   if (job == nullptr) {
     return absl::UnavailableError(
         absl::StrCat("worker '", worker_id_, "' does not hold job '", job_id, "'"));
@@ -268,9 +268,9 @@ absl::StatusOr<std::unique_ptr<StateSnapshot>> Keeper::SnapshotState(
 }
 
 absl::StatusOr<std::unique_ptr<FrozenState>> Keeper::FrozenStateOf(const std::string& job_id,
-                                                                   int64_t creation,
+                                                                   int64_t generation,
                                                                    int64_t step) const {
-  const std::shared_ptr<HostedJob> job = Find(job_id, creation);
+  const std::shared_ptr<HostedJob> job = Find(job_id, generation);
   if (job == nullptr) {
     return absl::UnavailableError(
         absl::StrCat("worker '", worker_id_, "' does not hold job '", job_id, "'"));

@@ -1,5 +1,5 @@
 // All jobs of one worker. Routes the coordinator's commands and the trainers' attachments to them.
-// For each job id it holds at most one generation (`creation`), and ignores commands for another
+// For each job id it holds at most one generation, and ignores commands for another
 // one. Preparing a later generation drops the earlier one with all its memory, if that was deleted
 // or has no values yet; else the epoch fails, and the held one stays.
 // Thread-safe.
@@ -24,7 +24,7 @@ namespace tessera {
 // A trainer of a rank; kept by the holder of its socket.
 struct AttachedTrainer {
   std::string job_id;
-  int64_t creation = 0;
+  int64_t generation = 0;
   Rank rank;
   Incarnation attachment;
   bool hosts_executor = false;
@@ -66,17 +66,18 @@ class Keeper {
 
   // Null where there is no such job.
   std::shared_ptr<HostedJob> Find(const std::string& job_id) const;
-  // Of this creation of the job. Errors: Unavailable  it is not held here; as
+  // Of this generation of the job. Errors: Unavailable  it is not held here; as
   // StateSnapshot::Create.
   absl::StatusOr<std::unique_ptr<StateSnapshot>> SnapshotState(
-      const std::string& job_id, int64_t creation, const StateSnapshot::Request& request) const;
+      const std::string& job_id, int64_t generation, const StateSnapshot::Request& request) const;
   // Likewise. Holding it keeps the memory of a job that was deleted.
   // Errors: Unavailable  it is not held here.
   absl::StatusOr<std::shared_ptr<HostedJob>> FindForPut(const std::string& job_id,
-                                                        int64_t creation) const;
+                                                        int64_t generation) const;
   // The same of a job that is handed over. Errors: as FrozenState::Create too.
   absl::StatusOr<std::unique_ptr<FrozenState>> FrozenStateOf(const std::string& job_id,
-                                                             int64_t creation, int64_t step) const;
+                                                             int64_t generation,
+                                                             int64_t step) const;
   // Ends all jobs.
   void Shutdown();
 
@@ -84,14 +85,14 @@ class Keeper {
   void Prepare(const v1::PrepareEpoch& prepare);
   void Start(const v1::StartEpoch& start);
   void Describe(const v1::DescribeJob& describe) const;
-  // What is held of an earlier creation makes room for `prepare`.
+  // What is held of an earlier generation makes room for `prepare`.
   // Errors: FailedPrecondition  it has values, and nobody deleted it
   absl::Status MakeRoom(const v1::PrepareEpoch& prepare);
-  // Ends what is held of creations up to this one.
-  void Drop(const std::string& job_id, int64_t creation);
-  // Null where no job of this id, or another creation of it, is held.
-  std::shared_ptr<HostedJob> Find(const std::string& job_id, int64_t creation) const;
-  void ReportFailure(const std::string& job_id, int64_t creation, int64_t epoch,
+  // Ends what is held of generations up to this one.
+  void Drop(const std::string& job_id, int64_t generation);
+  // Null where no job of this id, or another generation of it, is held.
+  std::shared_ptr<HostedJob> Find(const std::string& job_id, int64_t generation) const;
+  void ReportFailure(const std::string& job_id, int64_t generation, int64_t epoch,
                      const std::string& reason) const;
 
   const std::string worker_id_;

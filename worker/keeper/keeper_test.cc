@@ -1,4 +1,4 @@
-// What a keeper does with the creations of one job id, with executors as threads. The test is the
+// What a keeper does with the generations of one job id, with executors as threads. The test is the
 // coordinator.
 #include "worker/keeper/keeper.h"
 
@@ -44,35 +44,35 @@ class KeeperTest : public testing::Test {
     EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&came), kDeadline));
     return found;
   }
-  void Prepare(int64_t creation, int64_t epoch, int64_t num_elements = 64, int64_t deleted = 0) {
+  void Prepare(int64_t generation, int64_t epoch, int64_t num_elements = 64, int64_t deleted = 0) {
     v1::CoordinatorCommand command;
-    command.mutable_prepare()->set_deleted_creation(deleted);
+    command.mutable_prepare()->set_deleted_generation(deleted);
     v1::Job* job = command.mutable_prepare()->mutable_job();
     job->set_job_id("toy");
-    job->set_creation(creation);
+    job->set_generation(generation);
     job->set_epoch(epoch);
     *job->mutable_model() = EncodeModel(Model(num_elements));
     *job->mutable_config() = EncodeJobConfig(JobConfig());
     job->add_placements()->set_worker_id("w");
     keeper_.HandleCommand(command);
   }
-  void Start(int64_t creation, int64_t epoch) {
+  void Start(int64_t generation, int64_t epoch) {
     v1::CoordinatorCommand command;
     command.mutable_start()->set_job_id("toy");
-    command.mutable_start()->set_creation(creation);
+    command.mutable_start()->set_generation(generation);
     command.mutable_start()->set_epoch(epoch);
     keeper_.HandleCommand(command);
   }
-  void Drop(int64_t creation) {
+  void Drop(int64_t generation) {
     v1::CoordinatorCommand command;
     command.mutable_drop()->set_job_id("toy");
-    command.mutable_drop()->set_creation(creation);
+    command.mutable_drop()->set_generation(generation);
     keeper_.HandleCommand(command);
   }
-  absl::StatusOr<AttachedTrainer> Attach(int64_t creation) {
+  absl::StatusOr<AttachedTrainer> Attach(int64_t generation) {
     v1::AttachRequest request;
     request.set_job_id("toy");
-    request.set_creation(creation);
+    request.set_generation(generation);
     request.set_world_size(1);
     ASSIGN_OR_RETURN(const ModelLayout layout,
                      ModelLayout::Create(Model(64), JobConfig().layout, 1));
@@ -87,58 +87,58 @@ class KeeperTest : public testing::Test {
 };
 
 TEST_F(KeeperTest, JobThatWasMadeAnewGetsMemoryOfItsOwn) {
-  Prepare(/*creation=*/5, /*epoch=*/1);
+  Prepare(/*generation=*/5, /*epoch=*/1);
   ASSERT_TRUE(Answer().has_prepared());
   // As if it had been trained: five steps are decided.
   keeper_.Find("toy")->regions().group()->decided_step.store(5);
   Prepare(5, 2);
   EXPECT_EQ(Answer().prepared().decided_step(), 5);
 
-  Prepare(/*creation=*/9, /*epoch=*/3, /*num_elements=*/4096);
+  Prepare(/*generation=*/9, /*epoch=*/3, /*num_elements=*/4096);
   const v1::WorkerEvent answer = Answer();
-  EXPECT_EQ(answer.prepared().creation(), 9);
+  EXPECT_EQ(answer.prepared().generation(), 9);
   EXPECT_EQ(answer.prepared().epoch(), 3);
   EXPECT_EQ(answer.prepared().decided_step(), 0) << "nothing is left of the deleted one";
   EXPECT_EQ(keeper_.Find("toy")->regions().layout().units[0].flat.end_elements(), 4096);
   ASSERT_EQ(keeper_.Progress().jobs_size(), 1);
-  EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 9);
+  EXPECT_EQ(keeper_.Progress().jobs(0).generation(), 9);
 }
 
 TEST_F(KeeperTest, JobWithValuesThatNobodyDeletedIsKeptWhereAnotherOneIsToTakeItsPlace) {
-  Prepare(/*creation=*/5, /*epoch=*/1);
+  Prepare(/*generation=*/5, /*epoch=*/1);
   ASSERT_TRUE(Answer().has_prepared());
   Start(5, 1);
-  Prepare(/*creation=*/9, /*epoch=*/1);
+  Prepare(/*generation=*/9, /*epoch=*/1);
   v1::WorkerEvent answer = Answer();
-  EXPECT_EQ(answer.failure().creation(), 9);
+  EXPECT_EQ(answer.failure().generation(), 9);
   EXPECT_THAT(answer.failure().reason(), HasSubstr("it holds job 'toy' of generation 5"));
-  EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 5);
+  EXPECT_EQ(keeper_.Progress().jobs(0).generation(), 5);
   Prepare(9, /*epoch=*/2, 64, /*deleted=*/5);
-  EXPECT_EQ(Answer().prepared().creation(), 9);
+  EXPECT_EQ(Answer().prepared().generation(), 9);
 }
 
 TEST_F(KeeperTest, OneThatAnotherJobOfItsNameKeepsFromItsPlaceIsToldWhateverTheEpochs) {
-  Prepare(/*creation=*/5, /*epoch=*/8);
+  Prepare(/*generation=*/5, /*epoch=*/8);
   ASSERT_TRUE(Answer().has_prepared());
   Start(5, 8);
-  for (const int64_t creation : {9, 3}) {
-    Prepare(creation, /*epoch=*/1);
+  for (const int64_t generation : {9, 3}) {
+    Prepare(generation, /*epoch=*/1);
     const v1::WorkerEvent answer = Answer();
-    EXPECT_EQ(answer.failure().creation(), creation);
+    EXPECT_EQ(answer.failure().generation(), generation);
     EXPECT_THAT(answer.failure().reason(), HasSubstr("it holds job 'toy' of generation 5"));
-    EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 5);
+    EXPECT_EQ(keeper_.Progress().jobs(0).generation(), 5);
   }
 }
 
 TEST_F(KeeperTest, EndOfALaterJobOfTheNameDropsNoEarlierOne) {
-  Prepare(/*creation=*/5, /*epoch=*/1);
+  Prepare(/*generation=*/5, /*epoch=*/1);
   ASSERT_TRUE(Answer().has_prepared());
   Start(5, 1);
-  Prepare(/*creation=*/9, /*epoch=*/1);
+  Prepare(/*generation=*/9, /*epoch=*/1);
   ASSERT_TRUE(Answer().has_failure());
   Drop(9);  // Its ranks go elsewhere.
   ASSERT_NE(keeper_.Find("toy"), nullptr);
-  EXPECT_EQ(keeper_.Find("toy")->creation(), 5);
+  EXPECT_EQ(keeper_.Find("toy")->generation(), 5);
   Drop(5);
   EXPECT_EQ(keeper_.Find("toy"), nullptr);
 }
@@ -149,7 +149,7 @@ TEST_F(KeeperTest, RepeatOfACommandWhoseEpochHasBegunVoidsNothing) {
   Start(5, 4);
   v1::CoordinatorCommand command;
   *command.mutable_prepare()->mutable_job() = keeper_.Find("toy")->Describe().job();
-  command.mutable_prepare()->set_begin_anew(true);
+  command.mutable_prepare()->set_discards_state(true);
   const std::shared_ptr<HostedJob> held = keeper_.Find("toy");
   keeper_.HandleCommand(command);
   EXPECT_EQ(keeper_.Find("toy"), held);
@@ -162,7 +162,7 @@ TEST_F(KeeperTest, CommandOfAnEarlierEpochVoidsNothing) {
   v1::CoordinatorCommand command;
   *command.mutable_prepare()->mutable_job() = keeper_.Find("toy")->Describe().job();
   command.mutable_prepare()->mutable_job()->set_epoch(2);
-  command.mutable_prepare()->set_begin_anew(true);
+  command.mutable_prepare()->set_discards_state(true);
   const std::shared_ptr<HostedJob> held = keeper_.Find("toy");
   keeper_.HandleCommand(command);
   EXPECT_EQ(keeper_.Find("toy"), held);
@@ -178,7 +178,7 @@ TEST_F(KeeperTest, DescribesAllThatACoordinatorNeedsToTakeTheJobOver) {
   EXPECT_FALSE(Answer().prepared().holds_nothing());
   v1::CoordinatorCommand command;
   command.mutable_describe()->set_job_id("toy");
-  command.mutable_describe()->set_creation(5);
+  command.mutable_describe()->set_generation(5);
   keeper_.HandleCommand(command);
   absl::MutexLock lock(&mu_);
   ASSERT_FALSE(events_.empty());
@@ -197,19 +197,19 @@ TEST_F(KeeperTest, WhatIsMeantForADeletedJobDoesNotReachTheNewOne) {
   Drop(5);
   Prepare(5, 7);
   ASSERT_NE(keeper_.Find("toy"), nullptr);
-  EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 9);
+  EXPECT_EQ(keeper_.Progress().jobs(0).generation(), 9);
   EXPECT_EQ(keeper_.Progress().jobs(0).epoch(), 1);
   Start(5, 1);
-  EXPECT_EQ(Answer().failure().creation(), 5);
+  EXPECT_EQ(Answer().failure().generation(), 5);
   EXPECT_THAT(Attach(9), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("prepared")));
   Start(9, 1);
   ASSERT_OK_AND_ASSIGN(const AttachedTrainer attached, Attach(9));
-  EXPECT_EQ(attached.creation, 9);
+  EXPECT_EQ(attached.generation, 9);
   Drop(9);
   EXPECT_EQ(keeper_.Find("toy"), nullptr);
 }
 
-TEST_F(KeeperTest, TrainerOfAnotherCreationIsRefused) {
+TEST_F(KeeperTest, TrainerOfAnotherGenerationIsRefused) {
   Prepare(9, 1);
   ASSERT_TRUE(Answer().has_prepared());
   Start(9, 1);
@@ -247,7 +247,7 @@ TEST_F(KeeperTest, RefusalsSayWhetherToTryAgain) {
 TEST_F(KeeperTest, StartOfAJobThatIsNotHereIsAnsweredSoThatItIsPreparedAnew) {
   Start(9, 4);
   const v1::RankFailure failure = Answer().failure();
-  EXPECT_EQ(failure.creation(), 9);
+  EXPECT_EQ(failure.generation(), 9);
   EXPECT_EQ(failure.epoch(), 4);
   EXPECT_EQ(failure.rank(), -1);
 }

@@ -7,25 +7,25 @@
 
 namespace tessera {
 
-void SaveForwarder::SendWish(ExecutorSlot& slot) const {
-  if (wish_.creation() == 0) return;  // There never was one.
+void SaveForwarder::SendRequest(ExecutorSlot& slot) const {
+  if (requested_.generation() == 0) return;  // There never was one.
   v1::ExecutorCommand command;
-  *command.mutable_save_wish() = wish_;
+  *command.mutable_requested_save() = requested_;
   slot.Send(command);
 }
 
-void SaveForwarder::Want(const v1::SaveWish& wish) {
-  wish_ = wish;
+void SaveForwarder::Want(const v1::RequestedSave& requested) {
+  requested_ = requested;
   // The coordinator may not have heard yet that it is over.
   // Or it would be saved a second time.
-  if (wish_.number() <= ended_.wish()) wish_.set_number(0);
-  for (ExecutorSlot& slot : *executors_) SendWish(slot);
+  if (requested_.number() <= ended_.request()) requested_.set_number(0);
+  for (ExecutorSlot& slot : *executors_) SendRequest(slot);
 }
 
 void SaveForwarder::OnReport(Rank rank, v1::SaveReport report) {
   report.set_job_id(context_->job_id);
   report.set_rank(static_cast<int>(rank.value()));
-  report.set_creation(context_->creation);
+  report.set_generation(context_->generation);
   v1::WorkerEvent event;
   if (report.phase() != v1::SaveReport::ENDED) {
     // Kept, so that a death of the executor can end it.

@@ -22,9 +22,9 @@ class SaveForwarder {
   SaveForwarder(const JobContext* context, ExecutorSlots* executors)
       : context_(context), executors_(executors) {}
 
-  void Want(const v1::SaveWish& wish);
+  void Want(const v1::RequestedSave& requested);
   // What is wanted, if anything ever was, for an executor that begins.
-  void SendWish(ExecutorSlot& slot) const;
+  void SendRequest(ExecutorSlot& slot) const;
   void OnReport(Rank rank, v1::SaveReport report);
   // The rank's executor has ended, perhaps in the middle of a save.
   void EndOpen(Rank rank, const std::string& how);
@@ -34,7 +34,7 @@ class SaveForwarder {
  private:
   const JobContext* const context_;
   ExecutorSlots* const executors_;
-  v1::SaveWish wish_;
+  v1::RequestedSave requested_;
   EndedSaves ended_;
   std::map<Rank, v1::SaveReport> open_;  // That the rank's executor has started and not ended.
 };

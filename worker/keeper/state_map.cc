@@ -130,13 +130,13 @@ absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
   return fds;
 }
 
-absl::Status MapGrants::Add(const std::string& session, const std::string& job_id, int64_t creation,
-                            const MapRequest& request) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(job_id, creation));
+absl::Status MapGrants::Add(const std::string& session, const std::string& job_id,
+                            int64_t generation, const MapRequest& request) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(job_id, generation));
   RETURN_IF_ERROR(CheckMappable(job->regions(), request));
   // The checks were made without the lock: they take long.
   absl::MutexLock lock(&mu_);
-  if (grants_.try_emplace(session, Grant{job_id, creation, job, request}).second)
+  if (grants_.try_emplace(session, Grant{job_id, generation, job, request}).second)
     return absl::OkStatus();
   return absl::AlreadyExistsError("there is such a session");
 }
@@ -155,7 +155,7 @@ absl::StatusOr<std::vector<UniqueFd>> MapGrants::Give(absl::string_view session)
     if (it != grants_.end()) grant = it->second;
   }
   if (!grant.has_value()) return absl::NotFoundError("no client of this session may map anything");
-  ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(grant->job_id, grant->creation));
+  ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(grant->job_id, grant->generation));
   // The same generation in new memory: what was granted is not there any more.
   if (job != grant->job.lock()) {
     return absl::UnavailableError(

@@ -52,13 +52,13 @@ absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
 
 class MapGrants {
  public:
-  // Of this creation of the job. Errors: Unavailable  it is not held here.
+  // Of this generation of the job. Errors: Unavailable  it is not held here.
   using FindJob = std::function<absl::StatusOr<std::shared_ptr<HostedJob>>(
-      const std::string& job_id, int64_t creation)>;
+      const std::string& job_id, int64_t generation)>;
   explicit MapGrants(FindJob find) : find_(std::move(find)) {}
 
   // Errors: as CheckMappable and FindJob; AlreadyExists  there is such a session.
-  absl::Status Add(const std::string& session, const std::string& job_id, int64_t creation,
+  absl::Status Add(const std::string& session, const std::string& job_id, int64_t generation,
                    const MapRequest& request);
   void Remove(const std::string& session);
   // Errors: NotFound  no such session; Unavailable  the job has other memory than at Add, or none;
@@ -68,8 +68,8 @@ class MapGrants {
  private:
   struct Grant {
     std::string job_id;
-    int64_t creation = 0;
-    std::weak_ptr<HostedJob> job;  // Of another one of this creation nothing may be given.
+    int64_t generation = 0;
+    std::weak_ptr<HostedJob> job;  // Of another one of this generation nothing may be given.
     MapRequest request;
   };
   const FindJob find_;

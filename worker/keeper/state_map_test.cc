@@ -191,7 +191,7 @@ TEST_F(MapGrantsTest, SessionIsOfTheMemoryThatWasThereWhenItBegan) {
   ASSERT_NO_FATAL_FAILURE(host());
   ASSERT_OK(grants.Add("map-1", "toy", 1, request));
   EXPECT_OK(grants.Give("map-1").status());
-  // Of the same creation, where its first epoch began once more.
+  // Of the same generation, where its first epoch began once more.
   ASSERT_NO_FATAL_FAILURE(host());
   EXPECT_THAT(grants.Give("map-1").status(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("with other memory")));

@@ -44,7 +44,7 @@ void Convert(DType from, const char* source, DType to, char* out, int64_t numel)
 absl::StatusOr<std::unique_ptr<StateSnapshot>> StateSnapshot::Create(const JobRegions& regions,
                                                                      const Request& request) {
   RETURN_IF_ERROR(regions.CheckHasValues());
-  // The part is a client's wish.
+  // The part is what a client asked for.
   if (request.part.rank < 0 || request.part.rank >= regions.config().world_size)
     return absl::InvalidArgumentError(absl::StrCat("the job has no rank ", request.part.rank));
   auto snapshot = std::unique_ptr<StateSnapshot>(new StateSnapshot());

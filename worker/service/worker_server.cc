@@ -270,12 +270,12 @@ class WorkerServerImpl : public WorkerServer {
       if (listener_ != nullptr) addresses.push_back(listener_->address());
       return addresses;
     };
-    relay.open = [this](const std::string& job_id, int64_t creation,
+    relay.open = [this](const std::string& job_id, int64_t generation,
                         const StateSnapshot::Request& request) {
-      return keeper_->SnapshotState(job_id, creation, request);
+      return keeper_->SnapshotState(job_id, generation, request);
     };
-    relay.open_frozen = [this](const std::string& job_id, int64_t creation, int64_t step) {
-      return keeper_->FrozenStateOf(job_id, creation, step);
+    relay.open_frozen = [this](const std::string& job_id, int64_t generation, int64_t step) {
+      return keeper_->FrozenStateOf(job_id, generation, step);
     };
     return relay;
   }
@@ -285,8 +285,8 @@ class WorkerServerImpl : public WorkerServer {
     puts.coordinator = CoordinatorOf(options);
     puts.worker_id = options.worker_id;
     puts.spool_folder = options.spool_folder;
-    puts.find = [this](const std::string& job_id, int64_t creation) {
-      return keeper_->FindForPut(job_id, creation);
+    puts.find = [this](const std::string& job_id, int64_t generation) {
+      return keeper_->FindForPut(job_id, generation);
     };
     return puts;
   }
@@ -304,8 +304,8 @@ class WorkerServerImpl : public WorkerServer {
   std::unique_ptr<StateListener> listener_;
   std::unique_ptr<StateRelay> relay_;
   std::unique_ptr<PutRelay> puts_;
-  MapGrants grants_{[this](const std::string& job_id, int64_t creation) {
-    return keeper_->FindForPut(job_id, creation);
+  MapGrants grants_{[this](const std::string& job_id, int64_t generation) {
+    return keeper_->FindForPut(job_id, generation);
   }};
   DirectMaps direct_maps_{[this](const std::string& job_id) { return keeper_->Find(job_id); }};
   std::unique_ptr<MapRelay> maps_;

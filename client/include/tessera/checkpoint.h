@@ -2,7 +2,8 @@
 //
 //   CheckpointContents own;
 //   own.trainer_state = ...;                     position in the data, random state, any bytes
-//   RETURN_IF_ERROR(SaveCheckpoint(&session, "/checkpoints/gpt/step-100", own));
+//   SaveOptions options;                         job/save_spec.h: in the background, in parts, ...
+//   RETURN_IF_ERROR(SaveCheckpoint(&session, "/checkpoints/gpt/step-100", own, options));
 //   ...
 //   ASSIGN_OR_RETURN(LoadedCheckpoint loaded,
 //                    LoadCheckpoint(&session, "/checkpoints/gpt/step-100"));
@@ -27,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest/name_selection.h"
+#include "job/save_spec.h"
 #include "layout/dtype.h"
 #include "layout/stored_dtype.h"
 #include "tessera/session.h"
@@ -48,47 +50,16 @@ struct NamedTensor {
   std::string values;  // Little-endian, row-major.
 };
 
+// To be saved, with their values, or to be read from a file, which needs names and shapes only.
+enum class TensorValues { kIncluded, kOmitted };
+
 // How saves and loads of the session get at all of these. Called on the trainer's thread.
 struct TrainerTensors {
-  // The tensors to save or, without values, to read from a file.
   // Errors: InvalidArgument  one has no form in files, named; FailedPrecondition  not now.
-  std::function<absl::StatusOr<std::vector<NamedTensor>>(bool with_values)> get;
+  std::function<absl::StatusOr<std::vector<NamedTensor>>(TensorValues values)> get;
   // Gives the model what was loaded: of the shapes that get() says; floating-point values may be of
   // another dtype.
   std::function<absl::Status(const std::vector<NamedTensor>&)> take;
-};
-
-struct SaveCheckpointOptions {
-  // Returns at once. The state of this step is written while training continues, spread over at
-  // most the next 1.6 steps, and as fast as possible once this rank's trainer asks for its status a
-  // second time without a step between, as AwaitSave does. The step after the next waits until
-  // everything that is not yet written is copied. That takes as much memory, up to as much again as
-  // the rank has, until the save is over. See also AwaitSave and GetSaveStatus.
-  // The next save or load waits for it. A process that dies meanwhile ends it: the checkpoint that
-  // had the name stays.
-  bool in_background = false;
-  // Removes the oldest of the job's checkpoints in the same folder, so that with this one so many
-  // are left. 0: all stay.
-  int keep_newest = 0;
-  // If false, a checkpoint that is already at the path, whole or damaged, is refused with
-  // AlreadyExists, on all ranks and before anything is written. Rank 0 checks; of parts each rank
-  // checks its own. If another job publishes a checkpoint there while this one is written, that one
-  // stays too, and this one does not get the name. Unpublished data is not guarded: two saves to
-  // one path at the same time remove each other's files. Mostly the first one fails
-  // (FailedPrecondition), or a load does (DataLoss); see docs/formats/checkpoint.md. The same on
-  // all ranks.
-  bool overwrite = true;
-  // The model in files of at most so many bytes of tensors and an index, as SaveModelOptions'; 0:
-  // in one file.
-  int64_t max_file_bytes = 0;
-  // For workers that share no file system: each rank writes a part, PATH/rank-00003, on its own;
-  // PATH may differ between ranks. `tessera consolidate` combines them into the checkpoint; only
-  // that can be loaded. Parts of another step are not replaced, so each save needs a PATH of its
-  // own. Not with max_file_bytes or keep_newest.
-  bool in_parts = false;
-  // Of parts: replicas of no_shard and the hybrid strategies write what other ranks write too, so
-  // that a host may be lost.
-  bool with_replicas = false;
 };
 
 inline constexpr size_t kMaxTrainerStateBytes = size_t{512} << 20;
@@ -99,8 +70,9 @@ struct CheckpointContents {
   std::string trainer_state;  // This rank's own bytes; at most kMaxTrainerStateBytes.
 };
 
-// Errors: InvalidArgument     the path, a buffer's name or size (named), or too many bytes
-//         AlreadyExists       as SaveCheckpointOptions::overwrite
+// Errors: InvalidArgument     the path or the options; a buffer's name or size (named); too many
+//                             bytes
+//         AlreadyExists       as SaveOptions::overwrite
 //         FailedPrecondition  something that is not a checkpoint has that name, or the file system
 //                             cannot replace one; no initial values; fake collectives; another
 //                             save to the path removed what this one wrote
@@ -109,7 +81,7 @@ struct CheckpointContents {
 // failed. After an error, a checkpoint that had the name is as it was.
 absl::Status SaveCheckpoint(Session* session, const std::string& path,
                             const CheckpointContents& contents = {},
-                            const SaveCheckpointOptions& options = {});
+                            const SaveOptions& options = {});
 
 // The last save in the background, as this rank has it; no other rank has to ask.
 struct SaveStatus {

@@ -10,6 +10,7 @@
 #define TESSERA_DEVICE_GRADIENTS_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -45,14 +46,13 @@ class DeviceGradients {
   //         FailedPrecondition  the rank is on no GPU; the unit has a gradient in host memory, or a
   //                             communication hook, which would look for it there
   //         those of Session::AddGradient, and of the GPU
-  //         those of Session::AddGradient, and of the GPU
   absl::Status Add(int unit, int parameter, const void* values, int64_t numel, DType dtype);
 
   // Whether the unit's parameters are in a slot, which other units use once its window is over; and
-  // which other unit has a window there now, so that none on this unit can be opened at the same
-  // time; -1: none. `unit`: one of the session's.
+  // which other unit, if any, has a window there now, so that none on this unit can be opened at
+  // the same time. `unit`: one of the session's.
   bool HasSlot(int unit) const;
-  int OtherInSlot(int unit) const;
+  std::optional<int> OtherInSlot(int unit) const;
 
   // Waits until what was added is in the slots. Errors: those of the GPU.
   absl::Status Finish();

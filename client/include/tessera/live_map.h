@@ -6,11 +6,11 @@
 //   ASSIGN_OR_RETURN(auto map, LiveMap::Open(options, query));        has all ranks of the job
 //   for (const MappedEntry& entry : map->entries())
 //     for (const absl::string_view span : entry.spans) sum += Sum(span);
-//   if (!map->StillTrue()) ...          what was read is void: map->Renew(), and repeat
+//   if (!map->Validate()) ...          what was read is void: map->Refresh(), and repeat
 //
 // The memory is the job's own, so the contents of a span change once training has continued for one
 // to two steps. Nothing that was read may be trusted, let alone be used as an index, before
-// StillTrue() has confirmed it. Without training it stays true. A mapping reader takes no lock: no
+// Validate() has confirmed it. Without training it stays true. A mapping reader takes no lock: no
 // executor knows of it or waits for it, and a reader that hangs or dies leaves nothing to clean up.
 //
 // VisitLiveState and CopyLiveState do all of this, and fetch where nothing can be mapped.
@@ -44,7 +44,7 @@ struct MappedEntry {
   std::vector<absl::string_view> spans;
 };
 
-// For one thread at a time; StillTrue() may be called while other threads read the spans.
+// For one thread at a time; Validate() may be called while other threads read the spans.
 class LiveMap {
  public:
   // Maps the newest version that all ranks have. At most eight readers may map one job at once.
@@ -66,8 +66,8 @@ class LiveMap {
   const std::vector<MappedEntry>& entries() const { return entries_; }
 
   // Whether everything that was read from the spans before this call is of version(). Once false,
-  // it stays false until Renew().
-  bool StillTrue() const;
+  // it stays false until Refresh().
+  bool Validate() const;
   // Shows the newest version in place of this one, without a call to any server; its spans are
   // other ones, in the same memory. After an error the version that was shown stays.
   // Errors: Aborted      steps are faster than that
@@ -75,7 +75,7 @@ class LiveMap {
   //                      has started again; some rank does not complete a step that others have:
   //                      open another map
   //         DataLoss     the sequence words of some rank are invalid
-  absl::Status Renew();
+  absl::Status Refresh();
 
  private:
   // A slice of a source.

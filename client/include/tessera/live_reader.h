@@ -92,7 +92,7 @@ struct LiveEntry {
 };
 
 struct LiveVersion {
-  int64_t creation = 0;        // Of jobs of one id each has another.
+  int64_t generation = 0;      // Of jobs of one id each has another.
   int64_t committed_step = 0;  // Counts steps, writes and puts.
   int64_t trained_step = 0;    // The last step, as trainers count.
   int64_t num_entries = 0;

@@ -1,6 +1,6 @@
 // A model in the form that it is given away in: in files of a size, in a lower precision.
 //
-//   SaveModelOptions options;
+//   SaveOptions options;
 //   options.max_file_bytes = 5'000'000'000;
 //   options.dtype = DType::kBf16;
 //   RETURN_IF_ERROR(SaveModel(&session, "/models/gpt", options));
@@ -15,34 +15,22 @@
 #ifndef TESSERA_SAVE_MODEL_H_
 #define TESSERA_SAVE_MODEL_H_
 
-#include <cstdint>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
-#include "layout/dtype.h"
+#include "job/save_spec.h"
 #include "tessera/session.h"
 
 namespace tessera {
 
-struct SaveModelOptions {
-  // Of the tensors in one file; a larger tensor has a file of its own. 0: `path` is one file. Else
-  // it is a folder, which gets its name as a whole and replaces one that holds a model alone.
-  int64_t max_file_bytes = 0;
-  // fp32, bf16 or fp16: what parameters in a larger dtype are rounded to, to nearest, ties to even
-  // (fp64 to a half by way of fp32). The files' __metadata__ says so: tessera.save_dtype.
-  std::optional<DType> dtype;
-};
-
-// Errors: InvalidArgument     the path, the limit or the dtype
+// Errors: InvalidArgument     the path or the options
 //         OutOfRange          a value is too large for the dtype, naming tensor and value
 //         FailedPrecondition  something else has that name; the ranks ask for different models; no
 //                             initial values; fake collectives
 //         the file system's (ResourceExhausted: the disk is full), with the rank's number: what had
 //         the name is as it was then
 //         Aborted             a process died, or the ranks could not agree in time.
-absl::Status SaveModel(Session* session, const std::string& path,
-                       const SaveModelOptions& options = {});
+absl::Status SaveModel(Session* session, const std::string& path, const SaveOptions& options = {});
 
 }  // namespace tessera
 

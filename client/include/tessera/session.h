@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -151,8 +152,8 @@ class Session {
                                       const StepOptions& options = {});
   bool has_gradient(int unit) const;
   bool reduced(int unit) const;
-  // The other unit whose gradient, started and not reduced, occupies this one's slot; -1: none.
-  int HolderOfSlot(int unit) const;
+  // The other unit, if any, whose gradient, started and not reduced, occupies this one's slot.
+  std::optional<int> HolderOfSlot(int unit) const;
   // Whether some unit has a gradient since the last step, reduced or not.
   bool within_step() const;
 
@@ -185,11 +186,11 @@ class Session {
   // Runs `step_body` (forward, backward, Step) and, while the step is undone since some process
   // died, recovers and runs it again, unless it had been decided: then it is complete, and this
   // returns OK. So a body may use the step number that it was given, and no step is lost or applied
-  // twice. `redone` counts the repetitions, if not null; each is logged. They end as Recover says.
+  // twice. Each repetition is logged. They end as Recover says.
   // Any other error of the body, or an exception, is told to all ranks by Fail(), unless all have
   // it already: theirs return it too, and the step was undone. The next RunStep may follow.
   // Gradients of a body that returns OK without a step, on all ranks, are dropped.
-  absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr);
+  absl::Status RunStep(const std::function<absl::Status()>& step_body);
 
   // For this folder: what its classes work on.
   SessionState& state() const { return *state_; }

@@ -39,7 +39,7 @@ void ReadingPlaces::Leave(const JobId& job) {
 absl::StatusOr<JobView> HandOverReader::StandingJob() const {
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
-  if (view.creation != creation_ || !view.hand_over.has_value() ||
+  if (view.generation != generation_ || !view.hand_over.has_value() ||
       view.hand_over->number != number_ || !Stands(view.hand_over->phase) ||
       IsOver(view.status.state)) {
     return absl::FailedPreconditionError(
@@ -50,7 +50,7 @@ absl::StatusOr<JobView> HandOverReader::StandingJob() const {
 
 absl::Status HandOverReader::Read(const v1::ReadHandOverRequest& request) {
   job_ = JobId(request.job_id());
-  creation_ = Creation(request.creation());
+  generation_ = Generation(request.generation());
   number_ = request.number();
   ASSIGN_OR_RETURN(const JobView view, StandingJob());
   ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(view.spec->model, view.spec->config));
@@ -94,7 +94,8 @@ absl::Status HandOverReader::OpenLines(const JobView& view) {
   for (size_t i = 0; i < lines.size(); ++i) {
     hub_->Expect(session_, lines[i]);
     lines[i]->Send(std::move(commands[i]));
-    if (!host_->SendCommand(WorkerId(lines[i]->worker()), ServeState{job_, creation_, session_})) {
+    if (!host_->SendCommand(WorkerId(lines[i]->worker()),
+                            ServeState{job_, generation_, session_})) {
       return absl::UnavailableError(
           absl::StrCat("worker '", lines[i]->worker(), "' is not connected"));
     }

@@ -7,7 +7,7 @@
 // Nothing is held, copied or written to disk: no step of the job is decided while its hand-over is
 // pending. What is read after the end of a hand-over has no meaning, but it cannot be taken for the
 // state either, since the hand-over can no longer be accepted. A second thread watches, as in
-// LiveReader. At most LiveLine::kMaxEvents pieces per worker are buffered. Use once, by one thread.
+// LiveRead. At most LiveLine::kMaxEvents pieces per worker are buffered. Use once, by one thread.
 #ifndef TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_READER_H_
 #define TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_READER_H_
 
@@ -26,7 +26,7 @@
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/hand_over/hand_over_plan.h"
 #include "coordinator/service/live/live_hub.h"
-#include "coordinator/service/live/live_reader.h"
+#include "coordinator/service/live/live_read.h"
 #include "proto/hand_over.pb.h"
 
 namespace tessera::coordinator {
@@ -78,7 +78,7 @@ class HandOverReader {
   const LiveTimes times_;
   const Client client_;
   JobId job_;
-  Creation creation_;
+  Generation generation_;
   int64_t number_ = 0;
   std::vector<HandOverPart> plan_;
   std::string session_;

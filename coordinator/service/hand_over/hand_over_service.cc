@@ -32,13 +32,13 @@ v1::HandOverPhase EncodePhase(HandOverPhase phase) {
 void Encode(const JobView& view, v1::HandOverInfo* info) {
   const HandOver& hand_over = *view.hand_over;
   info->set_job_id(view.id.value());
-  info->set_creation(view.creation.value());
+  info->set_generation(view.generation.value());
   info->set_number(hand_over.number);
   info->set_phase(EncodePhase(hand_over.phase));
   info->set_step(hand_over.step.value());
   info->set_reason(hand_over.reason);
   info->set_taker_job_id(hand_over.taker.value());
-  info->set_taker_creation(hand_over.taker_creation.value());
+  info->set_taker_generation(hand_over.taker_generation.value());
 }
 
 absl::Status Gone(const JobId& job) {
@@ -53,7 +53,7 @@ absl::StatusOr<HandOverOffer> Decode(const v1::OfferRequest& request) {
                              kMaxHandOverStateBytes));
   HandOverOffer offer;
   offer.job = JobId(request.job_id());
-  offer.creation = Creation(request.creation());
+  offer.generation = Generation(request.generation());
   offer.epoch = Epoch(request.epoch());
   offer.rank = Rank(request.rank());
   offer.step = Step(request.step());
@@ -68,10 +68,10 @@ absl::StatusOr<TakeOver> Decode(const v1::TakeOverRequest& request) {
   RETURN_IF_ERROR(CheckRange("rank", request.rank(), 0, kMaxWorldSize));
   TakeOver event;
   event.job = JobId(request.job_id());
-  event.creation = Creation(request.creation());
+  event.generation = Generation(request.generation());
   event.number = request.number();
   event.taker = JobId(request.taker_job_id());
-  event.taker_creation = Creation(request.taker_creation());
+  event.taker_generation = Generation(request.taker_generation());
   event.epoch = Epoch(request.epoch());
   event.rank = Rank(request.rank());
   event.finish = request.finish();
@@ -82,7 +82,7 @@ absl::StatusOr<TakeOver> Decode(const v1::TakeOverRequest& request) {
 std::optional<absl::Status> LookAtOffer(const Coordinator& core, const HandOverOffer& offer,
                                         v1::HandOverInfo* reply) {
   const absl::StatusOr<JobView> view = core.GetJob(offer.job);
-  if (!view.ok() || view->creation != offer.creation) return Gone(offer.job);
+  if (!view.ok() || view->generation != offer.generation) return Gone(offer.job);
   if (view->hand_over.has_value() && view->hand_over->step == offer.step &&
       (view->hand_over->number == offer.epoch.value() || Stands(view->hand_over->phase))) {
     Encode(*view, reply);
@@ -97,7 +97,7 @@ std::optional<absl::Status> LookAtOffer(const Coordinator& core, const HandOverO
 std::optional<absl::Status> LookAtTakeOver(const Coordinator& core, const TakeOver& event,
                                            v1::HandOverInfo* reply) {
   const absl::StatusOr<JobView> view = core.GetJob(event.job);
-  if (!view.ok() || view->creation != event.creation) return Gone(event.job);
+  if (!view.ok() || view->generation != event.generation) return Gone(event.job);
   if (!view->hand_over.has_value() || view->hand_over->number != event.number ||
       view->hand_over->phase == HandOverPhase::kCancelled ||
       view->status.state == JobState::kLost) {
@@ -108,7 +108,7 @@ std::optional<absl::Status> LookAtTakeOver(const Coordinator& core, const TakeOv
   const HandOverPhase phase = view->hand_over->phase;
   if (phase == HandOverPhase::kDone || (phase == HandOverPhase::kAccepted && !event.finish)) {
     if (view->hand_over->taker != event.taker ||
-        view->hand_over->taker_creation != event.taker_creation) {
+        view->hand_over->taker_generation != event.taker_generation) {
       return absl::FailedPreconditionError(absl::StrCat("job '", event.job.value(), "': job '",
                                                         view->hand_over->taker.value(),
                                                         "' takes it over"));
@@ -117,7 +117,7 @@ std::optional<absl::Status> LookAtTakeOver(const Coordinator& core, const TakeOv
     return absl::OkStatus();
   }
   const absl::StatusOr<JobView> taker = core.GetJob(event.taker);
-  if (!taker.ok() || taker->creation != event.taker_creation) return Gone(event.taker);
+  if (!taker.ok() || taker->generation != event.taker_generation) return Gone(event.taker);
   if (taker->status.epoch == event.epoch && taker->status.state == JobState::kRunning)
     return std::nullopt;
   return absl::AbortedError(absl::StrCat("job '", event.taker.value(), "': the epoch ended before ",
@@ -174,7 +174,7 @@ absl::Status HandOverService::AwaitEnd(ServedCall* call, const v1::AwaitEndReque
   RETURN_IF_ERROR(gate_->Admit({call->context(), "AwaitHandOver", job}, Right::kRead).status());
   const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
     const absl::StatusOr<JobView> view = core.GetJob(job);
-    if (!view.ok() || view->creation != Creation(request.creation())) return Gone(job);
+    if (!view.ok() || view->generation != Generation(request.generation())) return Gone(job);
     if (!view->hand_over.has_value() || view->hand_over->number != request.number())
       return absl::AbortedError(absl::StrCat("job '", job.value(), "' hands over again"));
     if (view->status.state == JobState::kLost) {

@@ -65,7 +65,7 @@ class HandOverServiceTest : public ::testing::Test {
   v1::OfferRequest Offered() const {
     v1::OfferRequest request;
     request.set_job_id("gpt");
-    request.set_creation(job_.creation());
+    request.set_generation(job_.generation());
     request.set_epoch(1);
     request.set_trainer_state("mine");
     request.set_patience_ms(60'000);
@@ -87,7 +87,7 @@ class HandOverServiceTest : public ::testing::Test {
   v1::ReadHandOverRequest ReadAll() {
     v1::ReadHandOverRequest request;
     request.set_job_id("gpt");
-    request.set_creation(job_.creation());
+    request.set_generation(job_.generation());
     request.set_number(1);
     v1::LiveRange* range = request.add_ranges();
     range->set_array(v1::LIVE_STATE_ARRAY_PARAMETER);
@@ -185,7 +185,7 @@ TEST_F(HandOverServiceTest, CancellingItEndsReadingsAndTheJobRunsOn) {
     grpc::ClientContext context;
     v1::AwaitEndRequest request;
     request.set_job_id("gpt");
-    request.set_creation(job_.creation());
+    request.set_generation(job_.generation());
     request.set_number(1);
     v1::HandOverInfo info;
     EXPECT_OK(FromGrpcStatus(stub_->AwaitEnd(&context, request, &info)));
@@ -239,10 +239,10 @@ TEST_F(HandOverServiceTest, FieldsOutOfBoundsAreRefusedByName) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("elements")));
   v1::TakeOverRequest self;
   self.set_job_id("gpt");
-  self.set_creation(job_.creation());
+  self.set_generation(job_.generation());
   self.set_number(1);
   self.set_taker_job_id("gpt");
-  self.set_taker_creation(job_.creation());
+  self.set_taker_generation(job_.generation());
   self.set_epoch(2);
   grpc::ClientContext self_context;
   v1::HandOverInfo info;

@@ -57,11 +57,11 @@ absl::Status LiveStateService::Get(CallStream<v1::LiveStateQuery, v1::LiveStateR
   grpc::ServerContext* const context = stream->context();
   ASSIGN_OR_RETURN(const Gate::Caller caller,
                    gate_->Admit({context, "GetLiveState", JobId(query.job_id())}, Right::kRead));
-  LiveReader::Client client;
+  LiveRead::Client client;
   client.write = [stream](const v1::LiveStateReply& reply) { return stream->Write(reply); };
   client.cancelled = [context] { return context->IsCancelled(); };
   client.cancel = [context] { context->TryCancel(); };
-  return LiveReader(host_, hub_, times_, std::move(client)).Read(query, caller);
+  return LiveRead(host_, hub_, times_, std::move(client)).Read(query, caller);
 }
 
 void LiveRelayService::AddTo(CallServer* calls) {

@@ -6,7 +6,7 @@
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/live/live_hub.h"
-#include "coordinator/service/live/live_reader.h"
+#include "coordinator/service/live/live_read.h"
 #include "coordinator/service/serve.h"
 #include "proto/live_state.pb.h"
 

@@ -77,8 +77,8 @@ absl::StatusOr<v1::PutReply> LiveWriter::Write(const v1::PutBegin& begin) {
   job_ = JobId(begin.job_id());
   RETURN_IF_ERROR(CheckRange("wait_ms", begin.wait_ms(), 0, kMaxWaitMs));
   step_timeout_ = begin.wait_ms() == 0 ? times_.step : absl::Milliseconds(begin.wait_ms());
-  ASSIGN_OR_RETURN(const JobView view, WritableJob(begin.creation()));
-  creation_ = view.creation;
+  ASSIGN_OR_RETURN(const JobView view, WritableJob(begin.generation()));
+  generation_ = view.generation;
   collective_timeout_ = view.spec->config.collective_timeout;
   ASSIGN_OR_RETURN(plan_, PlanPut(*view.spec, begin));
   RETURN_IF_ERROR(hub_->Enter(job_));
@@ -100,12 +100,12 @@ absl::StatusOr<v1::PutReply> LiveWriter::Write(const v1::PutBegin& begin) {
   return reply;
 }
 
-absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_creation) const {
+absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_generation) const {
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
-  if (wanted_creation != 0 && view.creation.value() != wanted_creation) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(what, " has generation ", view.creation.value(), ", not ", wanted_creation));
+  if (wanted_generation != 0 && view.generation.value() != wanted_generation) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, " has generation ", view.generation.value(), ", not ", wanted_generation));
   }
   RETURN_IF_ERROR(CheckNotOver(job_, view.status));
   if (!view.status.bound) {
@@ -146,7 +146,8 @@ absl::Status LiveWriter::OpenLines() {
   }
   for (const Worker& worker : workers_) {
     hub_->Expect(session_, worker.line);
-    if (!host_->SendCommand(WorkerId(worker.line->worker()), StagePut{job_, creation_, session_})) {
+    if (!host_->SendCommand(WorkerId(worker.line->worker()),
+                            StagePut{job_, generation_, session_})) {
       return absl::UnavailableError(absl::StrCat("worker '", worker.line->worker(),
                                                  "' is not connected; nothing was changed"));
     }
@@ -269,7 +270,7 @@ void LiveWriter::CloseLines() {
 
 absl::Status LiveWriter::Deletion() const {
   const absl::StatusOr<JobView> view = host_->GetJob(job_);
-  if (!view.ok() || view->creation != creation_)
+  if (!view.ok() || view->generation != generation_)
     return absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile"));
   return CheckNotOver(job_, view->status);
 }

@@ -62,7 +62,7 @@ class LiveWriter {
     absl::Status why;  // Why it is kOut or kLost.
   };
   absl::StatusOr<v1::PutReply> WriteWatched();
-  absl::StatusOr<JobView> WritableJob(int64_t wanted_creation) const;
+  absl::StatusOr<JobView> WritableJob(int64_t wanted_generation) const;
   absl::Status OpenLines();
   absl::Status SendAll(const v1::PutCommand& command);
   absl::Status AwaitAll(v1::PutEvent::EventCase kind, absl::Duration timeout);
@@ -87,7 +87,7 @@ class LiveWriter {
   const PutTimes times_;
   const Client client_;
   JobId job_;
-  Creation creation_;
+  Generation generation_;
   absl::Duration collective_timeout_, step_timeout_;
   PutPlan plan_;
   std::vector<uint64_t> hashes_;  // By tensor, for tied tensors: of the elements.

@@ -83,7 +83,7 @@ absl::StatusOr<v1::PutReply> LiveWriter::Offer() {
 absl::StatusOr<v1::PutReply> LiveWriter::Conclude(PutVerdict verdict,
                                                   const absl::Status& given_up) {
   if (verdict == PutVerdict::kSet) {
-    reply_.set_creation(creation_.value());
+    reply_.set_generation(generation_.value());
     reply_.set_num_tensors(plan_.num_tensors);
     reply_.set_size_bytes(plan_.size_bytes);
     return reply_;

@@ -40,7 +40,7 @@ class MapCall {
     job_ = JobId(query.job_id());
     ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
     RETURN_IF_ERROR(Gate::CheckSame(view, caller));
-    creation_ = view.creation;
+    generation_ = view.generation;
     ASSIGN_OR_RETURN(plan_, PlanLiveRead(view.spec->model, view.spec->config, query));
     RETURN_IF_ERROR(CheckLiesAsAskedFor(plan_));
     return MappableJob().status();
@@ -106,7 +106,7 @@ class MapCall {
   absl::StatusOr<JobView> MappableJob() const {
     absl::StatusOr<JobView> view = host_->GetJob(job_);
     const std::string what = absl::StrCat("job '", job_.value(), "'");
-    if (absl::IsNotFound(view.status()) || (view.ok() && view->creation != creation_))
+    if (absl::IsNotFound(view.status()) || (view.ok() && view->generation != generation_))
       return absl::AbortedError(absl::StrCat(what, " was deleted meanwhile"));
     RETURN_IF_ERROR(view.status());
     RETURN_IF_ERROR(CheckNotOver(job_, view->status));
@@ -143,7 +143,7 @@ class MapCall {
     }
     for (const auto& line : lines_) {
       hub_->Expect(session_, line);
-      if (!host_->SendCommand(WorkerId(line->worker()), ServeState{job_, creation_, session_}))
+      if (!host_->SendCommand(WorkerId(line->worker()), ServeState{job_, generation_, session_}))
         return absl::UnavailableError(
             absl::StrCat("worker '", line->worker(), "' is not connected"));
     }
@@ -169,7 +169,7 @@ class MapCall {
       if (!stream_->Write(reply)) return absl::CancelledError("the client is gone");
     }
     RETURN_IF_ERROR(CheckStillThere());
-    ready.mutable_ready()->set_creation(creation_.value());
+    ready.mutable_ready()->set_generation(generation_.value());
     ready.mutable_ready()->set_size_bytes(plan_.TotalBytes());
     if (!stream_->Write(ready)) return absl::CancelledError("the client is gone");
     return absl::OkStatus();
@@ -181,7 +181,7 @@ class MapCall {
   grpc::ServerContext* const context_;
   LiveMapService::Stream* const stream_;
   JobId job_;
-  Creation creation_;
+  Generation generation_;
   LivePlan plan_;
   std::vector<RankPlacement> placements_;  // Where the job's values are.
   std::string session_;

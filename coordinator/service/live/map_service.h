@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
-#include "coordinator/service/live/live_reader.h"
+#include "coordinator/service/live/live_read.h"
 #include "coordinator/service/live/map_hub.h"
 #include "coordinator/service/serve.h"
 #include "proto/live_map.pb.h"

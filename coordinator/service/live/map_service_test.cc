@@ -225,7 +225,7 @@ TEST_P(MapServiceMemoryTest, WhereAPartIsGoneNobodyMapsTheRestAnyMore) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Steps, MapServiceMemoryTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "Lost" : "Anew"; });
+                         [](const auto& info) { return info.param ? "Lost" : "Again"; });
 
 TEST_F(MapServiceTest, ClientThatDoesNotEndItsSideIsCutOff) {
   Start(100, absl::Milliseconds(50));

@@ -76,7 +76,7 @@ class MapTurnTest : public ::testing::Test {
       if (prepare == nullptr) continue;
       EpochPrepared prepared;
       prepared.job = job_;
-      prepared.creation = prepare->job.creation;
+      prepared.generation = prepare->job.generation;
       prepared.epoch = prepare->job.status.epoch;
       ASSERT_OK(host_->OnStreamEvent(sender_, prepared));
       return;
@@ -121,8 +121,8 @@ TEST_F(MapTurnTest, JobThatIsMadeAnewMeanwhileIsAnotherOneAlsoWhereItHasNoRanksY
   ASSERT_EQ(hub_.num_waiting(), 1) << mapped.get();
   ASSERT_OK(host_->DeleteJob({"d1", job_}));
   ASSERT_NO_FATAL_FAILURE(CreateJob("r2", 2));  // There are too few devices for it.
-  ASSERT_OK_AND_ASSIGN(const JobView anew, host_->GetJob(job_));
-  ASSERT_TRUE(anew.status.placements.empty());
+  ASSERT_OK_AND_ASSIGN(const JobView again, host_->GetJob(job_));
+  ASSERT_TRUE(again.status.placements.empty());
   hub_.Leave(job_);
   EXPECT_THAT(mapped.get(),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("job 'gpt' was deleted meanwhile")));

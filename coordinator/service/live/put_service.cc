@@ -26,8 +26,8 @@ absl::Status LivePutService::Put(CallStream<v1::PutRequest, v1::PutReply>* strea
   return gate_->Change(
       {context, "PutLiveState", JobId(first.begin().job_id())}, Right::kChange,
       [&](const Gate::Caller& caller) -> absl::Status {
-        if (first.begin().creation() == 0)
-          first.mutable_begin()->set_creation(caller.creation.value());
+        if (first.begin().generation() == 0)
+          first.mutable_begin()->set_generation(caller.generation.value());
         ASSIGN_OR_RETURN(const v1::PutReply reply,
                          LiveWriter(host_, hub_, times_, std::move(client)).Write(first.begin()));
         stream->call()->SetReply([reply] { return ToBytes(reply); });

@@ -172,7 +172,7 @@ TEST_F(HybridCheckpointTest, EachRankCopiesAndWritesItsShareAndNoReplicaWritesAg
     ASSERT_OK(job.team->TrainTo(1));
     std::vector<SaveStatus> statuses(world.size());
     ASSERT_OK(job.team->RunAll([&](Session* session) -> absl::Status {
-      SaveCheckpointOptions options;
+      SaveOptions options;
       options.in_background = true;
       RETURN_IF_ERROR(SaveCheckpoint(session, Path("c"), {}, options));
       RETURN_IF_ERROR(AwaitSave(session));

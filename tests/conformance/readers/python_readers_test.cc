@@ -142,7 +142,7 @@ absl::Status WriteExpected(Session* session, const std::string& folder) {
 absl::Status Export(Session* session, const std::string& folder) {
   RETURN_IF_ERROR(WriteExpected(session, folder));
   RETURN_IF_ERROR(SaveModel(session, folder + "/single/model.safetensors"));
-  SaveModelOptions options;
+  SaveOptions options;
   options.max_file_bytes = 6000;
   RETURN_IF_ERROR(SaveModel(session, folder + "/sharded", options));
   options.dtype = DType::kFp16;

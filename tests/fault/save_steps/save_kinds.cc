@@ -64,13 +64,14 @@ TrainingProgress ProgressOf(SaveKind kind, int version) {
 
 v1::SaveRequest RequestOf(SaveKind kind, const std::string& path, int version, int rank) {
   v1::SaveRequest request;
-  request.set_path(path);
+  v1::SaveSpec* spec = request.mutable_spec();
+  spec->set_path(path);
   if (kind == SaveKind::kFiles || kind == SaveKind::kModelFolder)
-    request.set_max_file_bytes(kMaxFileBytes);
+    spec->set_max_file_bytes(kMaxFileBytes);
+  spec->set_is_model(IsModelAlone(kind));
   if (IsModelAlone(kind)) return request;
-  request.set_is_checkpoint(true);
-  request.set_in_parts(kind == SaveKind::kParts || kind == SaveKind::kPartsOver);
-  if (kind == SaveKind::kRetention) request.set_keep_newest(2);
+  spec->set_in_parts(kind == SaveKind::kParts || kind == SaveKind::kPartsOver);
+  if (kind == SaveKind::kRetention) spec->set_keep_newest(2);
   request.set_trainer_state(absl::StrCat("rank ", rank, " of version ", version));
   if (rank != 0) return request;
   v1::NamedTensor* buffer = request.add_buffers();
@@ -96,19 +97,13 @@ absl::Status SaveRank(SaveKind kind, const std::string& path, int version, Commu
   control.direct_write_bytes = kDirectWriteBytes;
   const std::atomic<bool> stopped{false};
   v1::SaveReply reply;
-  absl::Status outcome;
   if (IsModelAlone(kind)) {
     const std::vector<ShardSegment> segments =
         SegmentsOf(memory.layout, memory.config, memory.plan, memory.rank);
-    RETURN_IF_ERROR(SaveModel(request, memory.layout, segments, state, comm, &stopped,
-                              kDirectWriteBytes, &outcome));
-  } else if (request.in_parts()) {
-    RETURN_IF_ERROR(SaveParts(request, memory, InMemory(state), comm, control, &reply, &outcome));
-  } else {
-    RETURN_IF_ERROR(
-        SaveCheckpoint(request, memory, InMemory(state), comm, control, &reply, &outcome));
+    return SaveModel(request, memory.layout, segments, state, comm, &stopped, kDirectWriteBytes);
   }
-  return outcome;
+  const auto save = request.spec().in_parts() ? SaveParts : SaveCheckpoint;
+  return save(request, memory, InMemory(state), comm, control, &reply);
 }
 
 absl::Status SaveByRanks(SaveKind kind, const std::string& path, int version) {
@@ -170,13 +165,12 @@ absl::StatusOr<Loaded> Load(SaveKind kind, const std::string& path) {
   LoadedState state = {
       /*first=*/true, MomentsOf(memory.config.optimizer), &writer, std::nullopt, {}};
   const std::atomic<bool> stopped{false};
-  absl::Status outcome;
   if (IsModelAlone(kind)) {
     const std::vector<ShardSegment> segments =
         SegmentsOf(memory.layout, memory.config, memory.plan, memory.rank);
-    v1::LoadReply reply;
     RETURN_IF_ERROR(LoadModel(path, {/*strict=*/true}, /*buffers=*/{}, memory.layout, segments,
-                              &state, communicator.get(), &stopped, &reply, &outcome));
+                              &state, communicator.get(), &stopped)
+                        .status());
   } else {
     v1::LoadRequest request;
     request.set_path(path);
@@ -185,11 +179,8 @@ absl::StatusOr<Loaded> Load(SaveKind kind, const std::string& path) {
     buffer->set_name("seen");
     buffer->set_dtype("I64");
     buffer->add_shape(1);
-    v1::LoadReply reply;
-    RETURN_IF_ERROR(
-        LoadCheckpoint(request, memory, &state, communicator.get(), &stopped, &reply, &outcome));
+    RETURN_IF_ERROR(LoadCheckpoint(request, memory, &state, communicator.get(), &stopped).status());
   }
-  RETURN_IF_ERROR(outcome);
   loaded.progress = state.progress;
   return loaded;
 }

@@ -102,7 +102,7 @@ TEST_F(InProcessRegionsTest, WhatIsNoPlaceholderIsRefusedAndItsSizeIsNotTrusted)
     EXPECT_THAT(MapPlaceholder(&api_, 0, descriptor, 1),
                 StatusIs(StatusCode::kInvalidArgument, HasSubstr("no placeholder")));
   }
-  // One that says that it is larger than any memory costs nobody more than he asks for.
+  // A placeholder that claims to be larger than any memory costs no more than what is mapped of it.
   ASSERT_OK_AND_ASSIGN(const UniqueFd huge, CreatePlaceholder("huge", int64_t{1} << 62));
   ASSERT_OK_AND_ASSIGN(const Buffer little, MapPlaceholder(&api_, 0, huge.get(), 10));
   EXPECT_EQ(little.size_bytes(), 10);

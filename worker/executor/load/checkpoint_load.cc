@@ -18,6 +18,7 @@
 #include "checkpoint/safetensors/checked_file.h"
 #include "checkpoint/safetensors/checked_files.h"
 #include "checkpoint/safetensors/crc32.h"
+#include "worker/engine/agreed_error.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load/checkpoint_load_plan.h"
 #include "worker/executor/load/load_agreement.h"
@@ -52,23 +53,20 @@ class CheckpointLoad {
         communicator_(*communicator),
         stopped_(*stopped) {}
 
-  absl::Status Run(v1::LoadReply* reply, absl::Status* outcome) {
+  absl::StatusOr<v1::LoadReply> Run() {
     // All ranks have to reach each collective, so a rank's own error is agreed on before it ends
     // the load.
-    *outcome = Open();
-    RETURN_IF_ERROR(AgreeOn("load", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(AgreeOn("load", Open(), &communicator_));
     // Before reading: ranks that see different folders would mix two checkpoints.
-    RETURN_IF_ERROR(CompareManifests(outcome));
-    if (!outcome->ok()) return absl::OkStatus();
-    *outcome = ReadOwn();
-    if (outcome->ok()) *outcome = ReadForTrainer(reply);
-    RETURN_IF_ERROR(AgreeOn("load", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(CompareManifests());
+    v1::LoadReply reply;
+    absl::Status own = ReadOwn();
+    if (own.ok()) own = ReadForTrainer(&reply);
+    RETURN_IF_ERROR(AgreeOn("load", own, &communicator_));
     // Sums of slices: no rank reads a whole tensor, and together they check all of it.
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
-    *outcome = CheckSums(sums);
-    return AgreeOn("load", outcome, &communicator_);
+    RETURN_IF_ERROR(AgreeOn("load", CheckSums(sums), &communicator_));
+    return reply;
   }
 
  private:
@@ -119,15 +117,15 @@ class CheckpointLoad {
   }
 
   // Whether all ranks read the same checkpoint.
-  absl::Status CompareManifests(absl::Status* outcome) {
+  absl::Status CompareManifests() {
     // Of what the manifest says, which has checksums of all files.
     const uint64_t own = Crc32(EncodeManifest(manifest_));
     std::vector<uint64_t> all(communicator_.size());
     RETURN_IF_ERROR(communicator_.AllGather(&own, all.data(), sizeof(own)));
-    for (size_t rank = 1; rank < all.size() && outcome->ok(); ++rank) {
+    for (size_t rank = 1; rank < all.size(); ++rank) {
       if (all[rank] == all[0]) continue;
-      *outcome = absl::FailedPreconditionError(absl::StrCat(
-          "load: ranks 0 and ", rank, " see different checkpoints at ", request_.path()));
+      return AsAgreed(absl::FailedPreconditionError(absl::StrCat(
+          "load: ranks 0 and ", rank, " see different checkpoints at ", request_.path())));
     }
     return absl::OkStatus();
   }
@@ -339,11 +337,11 @@ class CheckpointLoad {
 
 }  // namespace
 
-absl::Status LoadCheckpoint(const v1::LoadRequest& request, const ExecutorMemory& memory,
-                            LoadedState* state, Communicator* communicator,
-                            const std::atomic<bool>* stopped, v1::LoadReply* reply,
-                            absl::Status* outcome) {
-  return CheckpointLoad(request, memory, state, communicator, stopped).Run(reply, outcome);
+absl::StatusOr<v1::LoadReply> LoadCheckpoint(const v1::LoadRequest& request,
+                                             const ExecutorMemory& memory, LoadedState* state,
+                                             Communicator* communicator,
+                                             const std::atomic<bool>* stopped) {
+  return CheckpointLoad(request, memory, state, communicator, stopped).Run();
 }
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 
 #include <atomic>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/engine/state_files.h"
@@ -18,13 +18,13 @@ namespace tessera {
 // unless the request is for the model only, moments, with where training stood. What the request,
 // the same on all ranks, leaves out is not touched; training then stands where the job's does, and
 // a job's first values need all. Given up between two slices once `stopped`, with Aborted.
-// `outcome` becomes the same on every rank: OK once all ranks have read, of one checkpoint, what
-// was saved, else what JoinOutcomes (agreement.h) says of them. Errors: the communicator's, where
-// the ranks could not agree; `outcome` means nothing then.
-absl::Status LoadCheckpoint(const v1::LoadRequest& request, const ExecutorMemory& memory,
-                            LoadedState* state, Communicator* communicator,
-                            const std::atomic<bool>* stopped, v1::LoadReply* reply,
-                            absl::Status* outcome);
+// Replies once all ranks have read, of one checkpoint, what was saved.
+// Errors: agreed ones (agreed_error.h), which are what JoinOutcomes (agreement.h) says of the ranks;
+// the communicator's.
+absl::StatusOr<v1::LoadReply> LoadCheckpoint(const v1::LoadRequest& request,
+                                             const ExecutorMemory& memory, LoadedState* state,
+                                             Communicator* communicator,
+                                             const std::atomic<bool>* stopped);
 
 }  // namespace tessera
 

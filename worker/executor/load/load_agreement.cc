@@ -37,9 +37,8 @@ LoadRules RulesOf(const v1::LoadRequest& request, bool first) {
   return rules;
 }
 
-absl::Status CompareRequests(const v1::LoadRequest& request, Communicator* communicator,
-                             absl::Status* outcome) {
-  return CompareRequestParts("load", PartsOf(request), communicator, outcome);
+absl::Status CompareRequests(const v1::LoadRequest& request, Communicator* communicator) {
+  return CompareRequestParts("load", PartsOf(request), communicator);
 }
 
 }  // namespace tessera

@@ -19,11 +19,8 @@ inline constexpr int64_t kPieceOfLoadBytes = 256 << 10;
 LoadRules RulesOf(const v1::LoadRequest& request, bool first);
 
 // Whether all ranks ask for the same of whatever files they see: without it each would read by a
-// plan of its own. `outcome` becomes FailedPrecondition, the same on every rank, which names two
-// ranks and what differs. Collective; as thread-safe as the communicator.
-// Errors: the communicator's; `outcome` means nothing then.
-absl::Status CompareRequests(const v1::LoadRequest& request, Communicator* communicator,
-                             absl::Status* outcome);
+// plan of its own. Collective; as thread-safe as the communicator. Errors: as CompareRequestParts.
+absl::Status CompareRequests(const v1::LoadRequest& request, Communicator* communicator);
 
 }  // namespace tessera
 

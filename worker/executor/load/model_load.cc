@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/open_model.h"
 #include "kernels/kernels.h"
+#include "worker/engine/agreed_error.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load/load_agreement.h"
 #include "worker/executor/load/load_plan.h"
@@ -34,16 +35,15 @@ absl::StatusOr<Source> OpenSource(const std::string& path, const LoadRules& rule
 }
 
 // Whether all ranks have the same file open.
-absl::Status CompareFiles(const std::string& path, uint64_t identity, Communicator* communicator,
-                          absl::Status* outcome) {
+absl::Status CompareFiles(const std::string& path, uint64_t identity, Communicator* communicator) {
   // The identity is of headers, sizes and times, so a file that is copied to each node is another
   // one.
   std::vector<uint64_t> all(communicator->size());
   RETURN_IF_ERROR(communicator->AllGather(&identity, all.data(), sizeof(identity)));
-  for (size_t rank = 1; rank < all.size() && outcome->ok(); ++rank) {
+  for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    *outcome = absl::FailedPreconditionError(
-        absl::StrCat("load: ranks 0 and ", rank, " see different files at ", path));
+    return AsAgreed(absl::FailedPreconditionError(
+        absl::StrCat("load: ranks 0 and ", rank, " see different files at ", path)));
   }
   return absl::OkStatus();
 }
@@ -137,32 +137,31 @@ void KeepInState(const v1::NamedTensor& loaded, const ModelLayout& layout,
   if (fits) state->buffers[found->second] = loaded.values();
 }
 
-absl::Status LoadModel(const std::string& path, const LoadRules& rules,
-                       const std::vector<NamedTensorInfo>& buffers, const ModelLayout& layout,
-                       const std::vector<ShardSegment>& segments, LoadedState* state,
-                       Communicator* communicator, const std::atomic<bool>* stopped,
-                       v1::LoadReply* reply, absl::Status* outcome) {
+absl::StatusOr<v1::LoadReply> LoadModel(const std::string& path, const LoadRules& rules,
+                                        const std::vector<NamedTensorInfo>& buffers,
+                                        const ModelLayout& layout,
+                                        const std::vector<ShardSegment>& segments,
+                                        LoadedState* state, Communicator* communicator,
+                                        const std::atomic<bool>* stopped) {
   absl::StatusOr<Source> source = OpenSource(path, rules, buffers, layout, state->first);
-  *outcome = source.status();
-  RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
-  if (!outcome->ok()) return absl::OkStatus();
+  RETURN_IF_ERROR(AgreeOn("load", source.status(), communicator));
   // Before reading: two versions of a file must not be mixed.
-  RETURN_IF_ERROR(CompareFiles(path, source->model->identity(), communicator, outcome));
-  if (!outcome->ok()) return absl::OkStatus();
-  for (const std::string& name : source->plan.missing) reply->add_missing(name);
-  for (const std::string& name : source->plan.unexpected) reply->add_unexpected(name);
-  *outcome = ReadOwn(*source, segments, state->writer, *stopped);
-  if (outcome->ok()) *outcome = ReadBuffers(*source, layout, state, reply);
-  RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
-  if (!outcome->ok()) return absl::OkStatus();
   const uint64_t identity = source->model->identity();
+  RETURN_IF_ERROR(CompareFiles(path, identity, communicator));
+  v1::LoadReply reply;
+  for (const std::string& name : source->plan.missing) reply.add_missing(name);
+  for (const std::string& name : source->plan.unexpected) reply.add_unexpected(name);
+  absl::Status own = ReadOwn(*source, segments, state->writer, *stopped);
+  if (own.ok()) own = ReadBuffers(*source, layout, state, &reply);
+  RETURN_IF_ERROR(AgreeOn("load", own, communicator));
   source->model.reset();  // Its descriptors may be many.
   // Files have no lock. Opened again, and compared: a file that was replaced meanwhile is an error.
   const absl::StatusOr<std::unique_ptr<ModelSource>> again = OpenModel(path);
-  *outcome = again.status();
+  own = again.status();
   if (again.ok() && (*again)->identity() != identity)
-    *outcome = absl::FailedPreconditionError(absl::StrCat(path, " changed while it was read"));
-  return AgreeOn("load", outcome, communicator);
+    own = absl::FailedPreconditionError(absl::StrCat(path, " changed while it was read"));
+  RETURN_IF_ERROR(AgreeOn("load", own, communicator));
+  return reply;
 }
 
 }  // namespace tessera

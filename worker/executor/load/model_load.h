@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/safetensors/tensor_table.h"
 #include "layout/model_layout.h"
 #include "proto/checkpoint.pb.h"
@@ -20,19 +20,19 @@ namespace tessera {
 
 // `path`: whatever OpenModel takes. Reads into `state` what the model has for each of the rank's
 // segments that the rules, the same on all ranks, do not leave out; a job's first values need all.
-// `reply` says what is missing and unexpected. Given up between two segments once `stopped`, with
-// Aborted. `outcome` becomes the same on every rank:
-// OK once all ranks have read, from files that nobody changed meanwhile, else what JoinOutcomes
-// (agreement.h) says of them. Errors: the communicator's, where the ranks could not agree;
-// `outcome` means nothing then.
+// The reply says what is missing and unexpected; it comes once all ranks have read, from files that
+// did not change meanwhile. Given up between two segments once `stopped`, with Aborted.
+// Errors: agreed ones (agreed_error.h), which are what JoinOutcomes (agreement.h) says of the ranks;
+// the communicator's.
 //
 // `buffers`: the trainer's own tensors, which it gets by the reply; those that are of the layout's
 // buffers, as they are there, go into the state too.
-absl::Status LoadModel(const std::string& path, const LoadRules& rules,
-                       const std::vector<NamedTensorInfo>& buffers, const ModelLayout& layout,
-                       const std::vector<ShardSegment>& segments, LoadedState* state,
-                       Communicator* communicator, const std::atomic<bool>* stopped,
-                       v1::LoadReply* reply, absl::Status* outcome);
+absl::StatusOr<v1::LoadReply> LoadModel(const std::string& path, const LoadRules& rules,
+                                        const std::vector<NamedTensorInfo>& buffers,
+                                        const ModelLayout& layout,
+                                        const std::vector<ShardSegment>& segments,
+                                        LoadedState* state, Communicator* communicator,
+                                        const std::atomic<bool>* stopped);
 
 using BufferNumbers = std::unordered_map<std::string, int>;  // By name.
 BufferNumbers NumbersOf(const ModelLayout& layout);

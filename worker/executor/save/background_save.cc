@@ -39,7 +39,7 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
   }
   absl::MutexLock lock(&mu_);
   status_.Clear();
-  status_.set_path(request.path());
+  status_.set_path(request.spec().path());
   status_.set_all_bytes(all_bytes);
   return absl::OkStatus();
 }
@@ -77,25 +77,23 @@ absl::Status BackgroundSave::StartThreads(Communicator* communicator, Over over)
 void BackgroundSave::Run(Communicator* communicator, const Over& over) {
   YieldToOthers();
   v1::SaveReply reply;
-  absl::Status outcome;
-  const absl::Status agreed = Save(communicator, &reply, &outcome);
+  const absl::Status outcome = Save(communicator, &reply);
   // Also after an error: training may wait for this version.
   version_.EndTaking();
   if (copier_.joinable()) copier_.join();
   version_.DropMemory();
   // Reported before it counts as ended, so that a trainer that sees the end finds the report.
-  over(request_, agreed, outcome, reply);
-  if (!agreed.ok()) outcome = agreed;
+  over(request_, outcome, reply);
   if (!outcome.ok())
-    TESSERA_LOG(WARNING, "checkpoint {} was not saved: {}", request_.path(), outcome.ToString());
+    TESSERA_LOG(WARNING, "checkpoint {} was not saved: {}", request_.spec().path(),
+                outcome.ToString());
   absl::MutexLock lock(&mu_);
   status_.set_running(false);
   status_.set_code(outcome.raw_code());
   status_.set_message(std::string(outcome.message()));
 }
 
-absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* reply,
-                                  absl::Status* outcome) {
+absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* reply) {
   const auto bytes = [this](const CheckpointSlice& slice) -> std::unique_ptr<ByteSource> {
     const size_t i = slices_.at(KeyOf(slice));
     if (!stays_) return version_.Slice(i);
@@ -107,8 +105,8 @@ absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* rep
     written_bytes_.fetch_add(bytes);
     if (control_.wrote != nullptr) control_.wrote(bytes);
   };
-  const auto save = request_.in_parts() ? SaveParts : SaveCheckpoint;
-  return save(request_, memory_, {progress_, bytes}, communicator, control, reply, outcome);
+  const auto save = request_.spec().in_parts() ? SaveParts : SaveCheckpoint;
+  return save(request_, memory_, {progress_, bytes}, communicator, control, reply);
 }
 
 void BackgroundSave::AwaitCopied(int64_t step) {

@@ -46,9 +46,9 @@ class BackgroundSave {
   // for it.
   absl::Status Prepare(const v1::SaveRequest& request, const SavedState& state,
                        SaveControl control);
-  // With the communicator's error if the ranks could not agree on an outcome.
-  using Over = std::function<void(const v1::SaveRequest& request, const absl::Status& agreed,
-                                  const absl::Status& outcome, const v1::SaveReply& reply)>;
+  // `outcome`: as SaveCheckpoint returned it.
+  using Over = std::function<void(const v1::SaveRequest& request, const absl::Status& outcome,
+                                  const v1::SaveReply& reply)>;
   // Until End the communicator, which is not owned, is the thread's that saves; it calls `over`
   // last. Errors: ResourceExhausted  no thread; `over` is not called then.
   absl::Status Start(Communicator* communicator, Over over);
@@ -69,7 +69,7 @@ class BackgroundSave {
 
   absl::Status StartThreads(Communicator* communicator, Over over);
   void Run(Communicator* communicator, const Over& over);
-  absl::Status Save(Communicator* communicator, v1::SaveReply* reply, absl::Status* outcome);
+  absl::Status Save(Communicator* communicator, v1::SaveReply* reply);
 
   const ExecutorMemory& memory_;
   // Of the save under way; the thread reads them.

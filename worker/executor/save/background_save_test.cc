@@ -50,8 +50,7 @@ class BackgroundSaveTest : public testing::Test {
     progress.update_counts = {1};
     progress.groups = {HyperParameters()};
     v1::SaveRequest request;
-    request.set_path(folder_ + "/c");
-    request.set_is_checkpoint(true);
+    request.mutable_spec()->set_path(folder_ + "/c");
     return save_->Prepare(request,
                           {version, progress, MomentsOf(memory_.config.optimizer), read, stays},
                           {&stopped_, &cancelled_});
@@ -64,8 +63,8 @@ class BackgroundSaveTest : public testing::Test {
     return saved;
   }
   absl::Status Start() {
-    return save_->Start(communicator_.get(), [](const v1::SaveRequest&, const absl::Status&,
-                                                const absl::Status&, const v1::SaveReply&) {});
+    return save_->Start(communicator_.get(),
+                        [](const v1::SaveRequest&, const absl::Status&, const v1::SaveReply&) {});
   }
 
   std::string folder_;

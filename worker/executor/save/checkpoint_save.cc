@@ -38,38 +38,27 @@ class CheckpointSave {
         state_(state),
         communicator_(*communicator),
         leads_(communicator->rank() == 0),
-        folder_(PartialFolder(request.path())),
+        folder_(PartialFolder(request.spec().path())),
         has_state_(HasStates(memory.layout, state.progress)),
         control_(control) {}
 
-  absl::Status Run(absl::Status* outcome) {
-    std::vector<NamedTensorInfo> buffers;
+  absl::Status Run() {
+    ASSIGN_OR_RETURN(const auto buffers, ShareBuffers(request_, &communicator_));
     // Each AgreeOn is a point that every rank must reach, with whatever error it has.
-    RETURN_IF_ERROR(ShareBuffers(request_, &communicator_, &buffers, outcome));
-    if (outcome->ok()) *outcome = Plan(buffers);
-    // One rank creates, all write: the files have their size before anybody writes.
-    if (outcome->ok() && leads_) *outcome = CreateFiles();
-    if (outcome->ok() && leads_) *outcome = FaultPoint("save.created");
-    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
-    *outcome = WriteOwn();
+    RETURN_IF_ERROR(AgreeOn("save", Begin(buffers), &communicator_));
     // After this no rank writes any more.
-    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(AgreeOn("save", WriteOwn(), &communicator_));
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
     // The last time: from here on it is published. What was taken after the epoch had ended means
     // nothing, and ends here.
-    *outcome = CheckGoesOn(control_);
-    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(AgreeOn("save", CheckGoesOn(control_), &communicator_));
     // A folder with a name must be complete, so its name comes last.
-    if (leads_) *outcome = Publish(sums);
-    return AgreeOn("save", outcome, &communicator_);
+    return AgreeOn("save", leads_ ? Publish(sums) : absl::OkStatus(), &communicator_);
   }
 
   std::vector<std::string> TakeRemoved() { return std::move(removed_); }
   // Nothing of this save is left, and nothing of another's is touched.
-  void Undo() { DiscardFolder(request_.path(), made_); }
+  void Undo() { DiscardFolder(request_.spec().path(), made_); }
   int64_t written_bytes() const {
     return plan_.has_value() ? plan_->model.all_bytes() + plan_->optimizer.file_bytes : 0;
   }
@@ -77,14 +66,18 @@ class CheckpointSave {
  private:
   std::string PathOf(absl::string_view file) const { return absl::StrCat(folder_, "/", file); }
 
-  absl::Status Plan(const std::vector<NamedTensorInfo>& buffers) {
+  absl::Status Begin(const google::protobuf::RepeatedPtrField<v1::NamedTensor>& shared) {
+    ASSIGN_OR_RETURN(const std::vector<NamedTensorInfo> buffers, InfosOf(shared));
     ASSIGN_OR_RETURN(plan_, PlanCheckpoint(memory_.layout, memory_.config, state_.progress, buffers,
-                                           request_.max_file_bytes()));
-    return absl::OkStatus();
+                                           request_.spec().max_file_bytes()));
+    // One rank creates, all write: the files have their size before anybody writes.
+    if (!leads_) return absl::OkStatus();
+    RETURN_IF_ERROR(CreateFiles());
+    return FaultPoint("save.created");
   }
 
   absl::Status CreateFiles() {
-    RETURN_IF_ERROR(BeginFolder(request_.path(), FolderKind::kCheckpoint, &made_));
+    RETURN_IF_ERROR(BeginFolder(request_.spec().path(), FolderKind::kCheckpoint, &made_));
     RETURN_IF_ERROR(ModelFiles::Create(folder_, plan_->model));
     return ModelFile::Create(PathOf(kOptimizerFileName), plan_->optimizer);
   }
@@ -113,7 +106,7 @@ class CheckpointSave {
 
   absl::Status WriteOwn() {
     // Another save of the same path may have taken the folder away.
-    if (leads_) RETURN_IF_ERROR(CheckStillMade(request_.path(), made_));
+    if (leads_) RETURN_IF_ERROR(CheckStillMade(request_.spec().path(), made_));
     // Large writes bypass the page cache (docs/adr/0036).
     DirectWrites direct(control_.direct_write_bytes);
     ModelFiles model(folder_, &plan_->model, &direct);
@@ -200,23 +193,24 @@ class CheckpointSave {
           static_cast<int64_t>(size_bytes), static_cast<uint32_t>(sums[rank].back()), {}};
     }
     // The last moment to notice it before names change.
-    RETURN_IF_ERROR(CheckStillMade(request_.path(), made_));
+    RETURN_IF_ERROR(CheckStillMade(request_.spec().path(), made_));
     RETURN_IF_ERROR(ModelFiles::Publish(folder_, plan_->model));
     RETURN_IF_ERROR(ModelFile::Publish(PathOf(kOptimizerFileName)));
-    RETURN_IF_ERROR(CheckStillMade(request_.path(), made_));  // Renames and syncs take their time.
-    // The manifest comes right before the name: readers take a folder without one for unfinished.
     RETURN_IF_ERROR(
-        PublishCheckpoint(request_.path(), manifest,
-                          request_.no_overwrite() ? Existing::kRefused : Existing::kReplaced));
+        CheckStillMade(request_.spec().path(), made_));  // Renames and syncs take their time.
+    // The manifest comes right before the name: readers take a folder without one for unfinished.
+    RETURN_IF_ERROR(PublishCheckpoint(
+        request_.spec().path(), manifest,
+        request_.spec().no_overwrite() ? Existing::kRefused : Existing::kReplaced));
     RetireOlder();
     return absl::OkStatus();
   }
 
   // The checkpoint is there; an old one that could not be removed must not make this save fail.
   void RetireOlder() {
-    if (request_.keep_newest() < 1) return;
-    const absl::Status status =
-        KeepNewest(request_.path(), memory_.job_id, request_.keep_newest(), &removed_);
+    if (request_.spec().keep_newest() < 1) return;
+    const absl::Status status = KeepNewest(request_.spec().path(), memory_.job_id,
+                                           request_.spec().keep_newest(), &removed_);
     if (!status.ok())
       TESSERA_LOG(WARNING, "older checkpoints are not removed: {}", status.ToString());
   }
@@ -257,8 +251,8 @@ absl::Status CheckGoesOn(const SaveControl& control) {
 std::vector<CheckpointSlice> SlicesToWrite(const v1::SaveRequest& request,
                                            const ExecutorMemory& memory,
                                            const std::vector<bool>& has_state) {
-  return request.with_replicas() ? SlicesOf(memory, memory.rank, has_state)
-                                 : SavedSlicesOf(memory, memory.rank, has_state);
+  return request.spec().with_replicas() ? SlicesOf(memory, memory.rank, has_state)
+                                        : SavedSlicesOf(memory, memory.rank, has_state);
 }
 
 std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& progress) {
@@ -271,12 +265,11 @@ std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& p
 
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
                             const StateToSave& state, Communicator* communicator,
-                            const SaveControl& control, v1::SaveReply* reply,
-                            absl::Status* outcome) {
+                            const SaveControl& control, v1::SaveReply* reply) {
   CheckpointSave save(request, memory, state, communicator, control);
-  const absl::Status status = save.Run(outcome);
+  const absl::Status status = save.Run();
   // On every rank, though only rank 0 made anything.
-  if (!status.ok() || !outcome->ok()) save.Undo();
+  if (!status.ok()) save.Undo();
   reply->set_written_bytes(save.written_bytes());
   for (const std::string& path : save.TakeRemoved()) reply->add_removed(PrintableUtf8(path));
   return status;

@@ -47,16 +47,15 @@ StateToSave InMemory(const SavedState& state);
 // Errors: Aborted  stopped; Cancelled.
 absl::Status CheckGoesOn(const SaveControl& control);
 
-// `request`: checked, and the same on all ranks but for what is each one's own. `outcome` becomes
-// the same on every rank: OK once the checkpoint has its name and is durable, else what
-// JoinOutcomes (agreement.h) says of them; then the checkpoint of that name, if there was one, is
-// as before. Given up between two slices, and once more when all are written: with Aborted once
-// `stopped`, with Cancelled once `cancelled`, on whichever rank. Errors: the communicator's, where
-// the ranks could not agree; `outcome` means nothing then.
+// `request`: checked, and the same on all ranks but for what is each one's own. OK once the
+// checkpoint has its name and is durable. Given up between two slices, and once more when all are
+// written: with Aborted once `stopped`, with Cancelled once `cancelled`, on whichever rank. `reply`:
+// after an error, too, what it says of removed checkpoints holds.
+// Errors: agreed ones (agreed_error.h), which are what JoinOutcomes (agreement.h) says of the ranks:
+// then the checkpoint of that name, if there was one, is as before; the communicator's.
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
                             const StateToSave& state, Communicator* communicator,
-                            const SaveControl& control, v1::SaveReply* reply,
-                            absl::Status* outcome);
+                            const SaveControl& control, v1::SaveReply* reply);
 
 // Those that this rank writes, in their order.
 std::vector<CheckpointSlice> SlicesToWrite(const v1::SaveRequest& request,

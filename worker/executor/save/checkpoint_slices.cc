@@ -1,17 +1,17 @@
 #include "worker/executor/save/checkpoint_slices.h"
 
+#include <algorithm>
+
 #include "checkpoint/manifest/manifest.h"
 #include "worker/executor/save/checkpoint_plan.h"
 
 namespace tessera {
-namespace {
 
-std::vector<CheckpointSlice> Slices(const ExecutorMemory& memory, Rank rank,
-                                    const std::vector<bool>& has_state, bool with_replicas) {
+std::vector<CheckpointSlice> SlicesOf(const ExecutorMemory& memory, Rank rank,
+                                      const std::vector<bool>& has_state) {
   std::vector<CheckpointSlice> slices;
   for (const ShardSegment& segment : SegmentsOf(memory.layout, memory.config, memory.plan, rank)) {
     const UnitLayout& unit = memory.layout.units[segment.unit];
-    if (!with_replicas && unit.shards.IsReplica(rank)) continue;
     const std::string& name = unit.flat.parameters()[segment.parameter].spec.name;
     slices.push_back({{std::string(kModelFileName), name}, StateArray::kParameter, segment});
     if (!has_state[segment.job_parameter]) continue;
@@ -25,16 +25,14 @@ std::vector<CheckpointSlice> Slices(const ExecutorMemory& memory, Rank rank,
   return slices;
 }
 
-}  // namespace
-
-std::vector<CheckpointSlice> SlicesOf(const ExecutorMemory& memory, Rank rank,
-                                      const std::vector<bool>& has_state) {
-  return Slices(memory, rank, has_state, /*with_replicas=*/true);
-}
-
 std::vector<CheckpointSlice> SavedSlicesOf(const ExecutorMemory& memory, Rank rank,
                                            const std::vector<bool>& has_state) {
-  return Slices(memory, rank, has_state, /*with_replicas=*/false);
+  std::vector<CheckpointSlice> slices = SlicesOf(memory, rank, has_state);
+  const auto is_replica = [&](const CheckpointSlice& slice) {
+    return memory.layout.units[slice.segment.unit].shards.IsReplica(rank);
+  };
+  slices.erase(std::remove_if(slices.begin(), slices.end(), is_replica), slices.end());
+  return slices;
 }
 
 std::map<TensorKey, std::vector<SummedSlice>> SlicesByTensor(

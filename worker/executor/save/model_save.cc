@@ -33,8 +33,8 @@ absl::StatusOr<ModelFilesPlan> PlanFiles(const v1::SaveRequest& request, const M
   std::vector<NamedTensorInfo> tensors;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   std::optional<DType> dtype;
-  if (request.save_dtype() != v1::DTYPE_UNSPECIFIED) {
-    ASSIGN_OR_RETURN(dtype, DecodeDType(request.save_dtype()));
+  if (request.spec().save_dtype() != v1::DTYPE_UNSPECIFIED) {
+    ASSIGN_OR_RETURN(dtype, DecodeDType(request.spec().save_dtype()));
     metadata["tessera.save_dtype"] = std::string(Name(*dtype));
   }
   for (const UnitLayout& unit : layout.units) {
@@ -48,14 +48,15 @@ absl::StatusOr<ModelFilesPlan> PlanFiles(const v1::SaveRequest& request, const M
     for (const Alias& alias : unit.flat.aliases()) metadata[alias.name] = alias.primary;
   }
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  return PlanModelFiles(tensors, metadata, request.max_file_bytes(), single_name);
+  return PlanModelFiles(tensors, metadata, request.spec().max_file_bytes(), single_name);
 }
 
 absl::StatusOr<Target> TargetOf(const v1::SaveRequest& request, const ModelLayout& layout,
-                                const std::vector<NamedTensorInfo>& buffers) {
+                                const google::protobuf::RepeatedPtrField<v1::NamedTensor>& shared) {
   Target target;
-  target.is_folder = request.max_file_bytes() > 0;
-  target.path = request.path();
+  ASSIGN_OR_RETURN(const std::vector<NamedTensorInfo> buffers, InfosOf(shared));
+  target.is_folder = request.spec().max_file_bytes() > 0;
+  target.path = request.spec().path();
   const size_t slash = target.path.rfind('/');
   target.folder = target.is_folder ? PartialFolder(target.path) : target.path.substr(0, slash);
   ASSIGN_OR_RETURN(target.files,
@@ -103,24 +104,17 @@ absl::Status Publish(const Target& target, const std::optional<FolderIdentity>& 
 absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& layout,
                              const std::vector<ShardSegment>& segments, const SavedState& state,
                              Communicator* communicator, const std::atomic<bool>* stopped,
-                             int64_t direct_write_bytes, std::optional<FolderIdentity>* made,
-                             absl::Status* outcome) {
+                             int64_t direct_write_bytes, std::optional<FolderIdentity>* made) {
   const bool leads = communicator->rank() == 0;
-  std::vector<NamedTensorInfo> buffers;
-  *outcome = absl::OkStatus();
-  RETURN_IF_ERROR(ShareBuffers(request, communicator, &buffers, outcome));
-  const absl::StatusOr<Target> target =
-      outcome->ok() ? TargetOf(request, layout, buffers) : *outcome;
-  *outcome = target.status();
-  if (outcome->ok() && leads) *outcome = Begin(*target, made);
-  RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
-  if (!outcome->ok()) return absl::OkStatus();
-  *outcome = WriteOwn(*target, leads ? request : v1::SaveRequest(), layout, segments, state,
-                      *stopped, direct_write_bytes);
-  RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
-  if (!outcome->ok()) return absl::OkStatus();
-  if (leads) *outcome = Publish(*target, *made);
-  return AgreeOn("save", outcome, communicator);
+  ASSIGN_OR_RETURN(const auto buffers, ShareBuffers(request, communicator));
+  const absl::StatusOr<Target> target = TargetOf(request, layout, buffers);
+  absl::Status own = target.status();
+  if (own.ok() && leads) own = Begin(*target, made);
+  RETURN_IF_ERROR(AgreeOn("save", own, communicator));
+  own = WriteOwn(*target, leads ? request : v1::SaveRequest(), layout, segments, state, *stopped,
+                 direct_write_bytes);
+  RETURN_IF_ERROR(AgreeOn("save", own, communicator));
+  return AgreeOn("save", leads ? Publish(*target, *made) : absl::OkStatus(), communicator);
 }
 
 }  // namespace
@@ -128,16 +122,16 @@ absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& 
 absl::Status SaveModel(const v1::SaveRequest& request, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, const SavedState& state,
                        Communicator* communicator, const std::atomic<bool>* stopped,
-                       int64_t direct_write_bytes, absl::Status* outcome) {
+                       int64_t direct_write_bytes) {
   std::optional<FolderIdentity> made;
   const absl::Status status = WriteAndPublish(request, layout, segments, state, communicator,
-                                              stopped, direct_write_bytes, &made, outcome);
+                                              stopped, direct_write_bytes, &made);
   // Only the rank that creates removes.
-  if (communicator->rank() != 0 || (status.ok() && outcome->ok())) return status;
-  if (request.max_file_bytes() > 0) {
-    DiscardFolder(request.path(), made);
+  if (communicator->rank() != 0 || status.ok()) return status;
+  if (request.spec().max_file_bytes() > 0) {
+    DiscardFolder(request.spec().path(), made);
   } else {
-    ModelFile::Discard(request.path());
+    ModelFile::Discard(request.spec().path());
   }
   return status;
 }

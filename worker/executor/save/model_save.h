@@ -18,14 +18,13 @@ namespace tessera {
 
 // `request`: checked, and the same on all ranks. `segments` are those that the rank writes. Given
 // up between two of them once `stopped`, with Aborted; `direct_write_bytes`: as DirectWrites has
-// it. `outcome` becomes the same on every rank: OK once the file or folder has its name and is
-// durable, else what JoinOutcomes (agreement.h) says of them; then what had the name, if
-// anything, is as before. Errors: the communicator's, where the ranks could not agree; `outcome`
-// means nothing then.
+// it. OK once the file or folder has its name and is durable.
+// Errors: agreed ones (agreed_error.h), which are what JoinOutcomes (agreement.h) says of the ranks:
+// then what had the name, if anything, is as before; the communicator's.
 absl::Status SaveModel(const v1::SaveRequest& request, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, const SavedState& state,
                        Communicator* communicator, const std::atomic<bool>* stopped,
-                       int64_t direct_write_bytes, absl::Status* outcome);
+                       int64_t direct_write_bytes);
 
 }  // namespace tessera
 

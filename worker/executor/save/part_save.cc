@@ -22,6 +22,7 @@
 #include "checkpoint/safetensors/model_file.h"
 #include "checkpoint/storage/direct_writes.h"
 #include "checkpoint/storage/storage_of.h"
+#include "worker/engine/agreed_error.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/save/checkpoint_plan.h"
 #include "worker/executor/save/checkpoint_slices.h"
@@ -54,24 +55,17 @@ class PartSave {
         folder_(PartialFolder(path_)),
         has_state_(HasStates(memory.layout, state.progress)) {}
 
-  absl::Status Run(absl::Status* outcome) {
-    std::vector<NamedTensorInfo> buffers;
-    RETURN_IF_ERROR(ShareBuffers(request_, &communicator_, &buffers, outcome));
-    // Also where this rank has failed already: the others wait in the broadcast.
+  absl::Status Run() {
+    ASSIGN_OR_RETURN(const auto buffers, ShareBuffers(request_, &communicator_));
     ASSIGN_OR_RETURN(save_id_, AgreeOnSaveId(&communicator_));
-    if (outcome->ok()) *outcome = Begin(buffers);
-    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(AgreeOn("save", Begin(buffers), &communicator_));
     RETURN_IF_ERROR(AddUpSizes());
-    *outcome = Write();
-    // The last look at the flags before names change.
-    if (outcome->ok())
-      *outcome = CheckGoesOn(control_);  // The last time; as in checkpoint_save.cc.
-    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
-    if (!outcome->ok()) return absl::OkStatus();
+    absl::Status own = Write();
+    // The last look at the flags before names change; as in checkpoint_save.cc.
+    if (own.ok()) own = CheckGoesOn(control_);
+    RETURN_IF_ERROR(AgreeOn("save", own, &communicator_));
     // Each rank names its own part. If one fails, all undo theirs.
-    *outcome = Name();
-    return AgreeOn("save", outcome, &communicator_);
+    return AgreeOn("save", Name(), &communicator_);
   }
 
   // Nothing of this save is left, and what had the name has it again. `together`: all ranks do
@@ -80,11 +74,12 @@ class PartSave {
     // What had the name comes back.
     if (is_named_) UnnameFolder(path_, replaced_.has_value());
     DiscardFolder(path_, made_);
-    absl::Status undone, agreed;
+    absl::Status agreed;
     // Before the folder goes: peers' parts are in it.
-    if (together) agreed = AgreeOn("save", &undone, &communicator_);  // Theirs are gone too.
+    if (together)
+      agreed = AgreeOn("save", absl::OkStatus(), &communicator_);  // Theirs are gone too.
     // Not empty, or another's by now: it stays.
-    if (made_folder_) (void)storage_->RemoveEmptyFolder(request_.path());
+    if (made_folder_) (void)storage_->RemoveEmptyFolder(request_.spec().path());
     return agreed;
   }
   void Finish() { DiscardFolder(path_, replaced_); }
@@ -111,7 +106,7 @@ class PartSave {
       RETURN_IF_ERROR(RemoveFolder(folder_));
       return storage_->RetireFolder(path_, folder_);  // Which the beginning removes.
     }
-    if (request_.no_overwrite()) return CheckNoCheckpointAt(path_);  // It came meanwhile.
+    if (request_.spec().no_overwrite()) return CheckNoCheckpointAt(path_);  // It came meanwhile.
     if (there.job_id == memory_.job_id && there.step == state_.progress.step)
       return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
@@ -119,22 +114,23 @@ class PartSave {
         "': parts of another step are not replaced, so each save needs a path of its own"));
   }
 
-  absl::Status Begin(const std::vector<NamedTensorInfo>& buffers) {
+  absl::Status Begin(const google::protobuf::RepeatedPtrField<v1::NamedTensor>& shared) {
+    ASSIGN_OR_RETURN(const std::vector<NamedTensorInfo> buffers, InfosOf(shared));
     ASSIGN_OR_RETURN(plan_, PlanCheckpoint(memory_.layout, memory_.config, state_.progress, buffers,
                                            /*max_file_bytes=*/0));
     Collect(buffers);
     absl::StatusOr<SafetensorsHeader> header = PlacePart(contents_);
     RETURN_IF_ERROR(header.status());
     header_ = *std::move(header);
-    ASSIGN_OR_RETURN(storage_, StorageOf(request_.path()));
-    const absl::Status made = storage_->MakeFolder(request_.path());
+    ASSIGN_OR_RETURN(storage_, StorageOf(request_.spec().path()));
+    const absl::Status made = storage_->MakeFolder(request_.spec().path());
     // Ranks race for it. It does not matter which one makes it.
     made_folder_ = made.ok();
     if (!made_folder_ && !absl::IsAlreadyExists(made)) return made;
     // Whichever rank made it: else a power loss could take all parts with the folder's name. One
     // that was its user's may be in a folder that cannot be synced: that is the user's matter, and
     // a rank that made it fails for all.
-    const absl::Status synced = storage_->SyncFolder(ParentOf(request_.path()));
+    const absl::Status synced = storage_->SyncFolder(ParentOf(request_.spec().path()));
     if (!synced.ok() && made_folder_) return synced;
     RETURN_IF_ERROR(MakeRoom());
     RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kPart, &made_));
@@ -253,9 +249,9 @@ class PartSave {
 
   absl::Status Name() {
     RETURN_IF_ERROR(CheckStillMade(path_, made_));
-    ASSIGN_OR_RETURN(
-        replaced_, NameFolder(path_, FolderKind::kPart,
-                              request_.no_overwrite() ? Existing::kRefused : Existing::kReplaced));
+    ASSIGN_OR_RETURN(replaced_, NameFolder(path_, FolderKind::kPart,
+                                           request_.spec().no_overwrite() ? Existing::kRefused
+                                                                          : Existing::kReplaced));
     is_named_ = true;
     return absl::OkStatus();
   }
@@ -283,21 +279,21 @@ class PartSave {
 }  // namespace
 
 std::string PartPath(const v1::SaveRequest& request, Rank rank) {
-  return absl::StrCat(request.path(), "/", PartFolderName(rank.value()));
+  return absl::StrCat(request.spec().path(), "/", PartFolderName(rank.value()));
 }
 
 absl::Status SaveParts(const v1::SaveRequest& request, const ExecutorMemory& memory,
                        const StateToSave& state, Communicator* communicator,
-                       const SaveControl& control, v1::SaveReply* reply, absl::Status* outcome) {
+                       const SaveControl& control, v1::SaveReply* reply) {
   PartSave save(request, memory, state, communicator, control);
-  const absl::Status status = save.Run(outcome);
+  const absl::Status status = save.Run();
   reply->set_written_bytes(save.written_bytes());
-  if (!status.ok() || !outcome->ok()) {
-    const absl::Status undone = save.Undo(/*together=*/status.ok());
-    return status.ok() ? undone : status;
+  if (status.ok()) {
+    save.Finish();
+    return status;
   }
-  save.Finish();
-  return absl::OkStatus();
+  const absl::Status undone = save.Undo(/*together=*/IsAgreed(status));
+  return undone.ok() ? status : undone;
 }
 
 }  // namespace tessera

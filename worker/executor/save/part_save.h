@@ -22,14 +22,13 @@ namespace tessera {
 std::string PartPath(const v1::SaveRequest& request, Rank rank);
 
 // `request`: checked, and the same on all ranks except for path, buffers and bytes. A part is
-// replaced only by one of the same job and step, or request: by a save that is repeated. `outcome`
-// becomes the same on every rank: OK once every part has its name and is durable; else what
-// JoinOutcomes (agreement.h) makes of the ranks' outcomes, and no part of this save is left. Given
-// up as SaveCheckpoint.
-// Errors: the communicator's, if the ranks could not agree; `outcome` means nothing then.
+// replaced only by one of the same job and step, or request: by a save that is repeated. OK once
+// every part has its name and is durable. Given up as SaveCheckpoint.
+// Errors: agreed ones (agreed_error.h), which are what JoinOutcomes (agreement.h) says of the ranks:
+// then no part of this save is left; the communicator's.
 absl::Status SaveParts(const v1::SaveRequest& request, const ExecutorMemory& memory,
                        const StateToSave& state, Communicator* communicator,
-                       const SaveControl& control, v1::SaveReply* reply, absl::Status* outcome);
+                       const SaveControl& control, v1::SaveReply* reply);
 
 }  // namespace tessera
 

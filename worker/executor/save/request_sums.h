@@ -18,12 +18,12 @@ struct RequestPart {
   uint64_t sum = 0;
 };
 
-// `parts`: the same names in the same order on every rank. `outcome` becomes FailedPrecondition,
-// the same on every rank, which names two ranks and what differs; `what` did the request ask for:
-// "load". Collective; as thread-safe as the communicator.
-// Errors: the communicator's; `outcome` means nothing then.
+// `parts`: the same names in the same order on every rank; `what` did the request ask for: "load".
+// Collective; as thread-safe as the communicator.
+// Errors: FailedPrecondition, agreed (agreed_error.h)  names two ranks and what differs;
+// the communicator's.
 absl::Status CompareRequestParts(absl::string_view what, const std::vector<RequestPart>& parts,
-                                 Communicator* communicator, absl::Status* outcome);
+                                 Communicator* communicator);
 
 }  // namespace tessera
 

@@ -9,6 +9,9 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "checkpoint/safetensors/crc32.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/text_format.h"
+#include "job/save_spec_codec.h"
 #include "worker/executor/save/request_sums.h"
 
 namespace tessera {
@@ -23,63 +26,42 @@ absl::Status RefusalOf(absl::string_view refusal) {
   return Invalid(refusal);
 }
 
-absl::Status CheckDType(const v1::SaveRequest& request) {
-  switch (request.save_dtype()) {
-    case v1::DTYPE_UNSPECIFIED:
-      return absl::OkStatus();
-    case v1::DTYPE_FP32:
-    case v1::DTYPE_BF16:
-    case v1::DTYPE_FP16:
-      break;
-    default:
-      return Invalid("a model is saved as fp32, bf16 or fp16, or as it is");
+// Each field of the spec. The path, which differs where others do, comes last.
+std::vector<RequestPart> PartsOf(const v1::SaveSpec& spec) {
+  std::vector<RequestPart> parts;
+  const google::protobuf::Descriptor& fields = *spec.GetDescriptor();
+  for (int i = fields.field_count() - 1; i >= 0; --i) {
+    const google::protobuf::FieldDescriptor* field = fields.field(i);
+    // Rank 0 alone removes older checkpoints, and parts may be at another path on each node.
+    const bool may_differ =
+        field->name() == "keep_newest" || (field->name() == "path" && spec.in_parts());
+    std::string value;
+    if (!may_differ)
+      google::protobuf::TextFormat::PrintFieldValueToString(spec, field, /*index=*/-1, &value);
+    parts.push_back({std::string(field->name()), Crc32(value)});
   }
-  if (request.is_checkpoint()) return Invalid("a checkpoint is always in full precision");
-  return absl::OkStatus();
-}
-
-absl::Status CheckParts(const v1::SaveRequest& request) {
-  if (request.with_replicas() && !request.in_parts())
-    return Invalid("replicas are only saved in parts");
-  if (!request.in_parts()) return absl::OkStatus();
-  if (!request.is_checkpoint()) return Invalid("a model alone is not saved in parts");
-  if (request.max_file_bytes() != 0) return Invalid("a part is one file");
-  if (request.keep_newest() != 0) return Invalid("of parts none is removed");
-  return absl::OkStatus();
+  return parts;
 }
 
 }  // namespace
 
 absl::Status CheckSaveRequest(const v1::SaveRequest& request) {
   if (!request.refusal().empty()) return RefusalOf(request.refusal());
-  const std::string& path = request.path();
+  const v1::SaveSpec& spec = request.spec();
+  const std::string& path = spec.path();
   if (path.empty() || path[0] != '/' || path.back() == '/') {
-    const bool is_folder = request.is_checkpoint() || request.max_file_bytes() > 0;
-    return Invalid(absl::StrCat(request.is_checkpoint() ? "checkpoint '" : "model file '",
+    const bool is_folder = !spec.is_model() || spec.max_file_bytes() > 0;
+    return Invalid(absl::StrCat(spec.is_model() ? "model file '" : "checkpoint '",
                                 absl::Utf8SafeCEscape(path), "' is not an absolute ",
                                 is_folder ? "path of a folder" : "file path"));
   }
-  if (request.max_file_bytes() < 0)
-    return Invalid(absl::StrCat("files of ", request.max_file_bytes(), " bytes"));
-  RETURN_IF_ERROR(CheckDType(request));
-  return CheckParts(request);
+  return DecodeSaveSpec(spec).status();
 }
 
-absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* communicator,
-                             absl::Status* outcome) {
-  // Parts may be at another path on each node.
-  const uint64_t path = request.in_parts() ? 0 : Crc32(request.path());
-  return CompareRequestParts("save",
-                             {{"whether it is a checkpoint", request.is_checkpoint()},
-                              {"what asked for it", static_cast<uint64_t>(request.wish())},
-                              {"whether it is in the background", request.in_background()},
-                              {"whether it is in parts", request.in_parts()},
-                              {"the path", path},
-                              {"max_file_bytes", static_cast<uint64_t>(request.max_file_bytes())},
-                              {"the dtype", static_cast<uint64_t>(request.save_dtype())},
-                              {"whether replicas are saved", request.with_replicas()},
-                              {"whether one is replaced", request.no_overwrite()}},
-                             communicator, outcome);
+absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* communicator) {
+  std::vector<RequestPart> parts = PartsOf(request.spec());
+  parts.push_back({"what asked for it", static_cast<uint64_t>(request.request_number())});
+  return CompareRequestParts("save", parts, communicator);
 }
 
 absl::StatusOr<NamedTensorInfo> InfoOf(const v1::NamedTensor& tensor) {
@@ -102,8 +84,8 @@ absl::StatusOr<std::vector<NamedTensorInfo>> InfosOf(
   return infos;
 }
 
-absl::Status ShareBuffers(const v1::SaveRequest& request, Communicator* communicator,
-                          std::vector<NamedTensorInfo>* buffers, absl::Status* outcome) {
+absl::StatusOr<google::protobuf::RepeatedPtrField<v1::NamedTensor>> ShareBuffers(
+    const v1::SaveRequest& request, Communicator* communicator) {
   v1::SaveRequest specs;
   for (const v1::NamedTensor& buffer : request.buffers()) {
     // Names and shapes alone. Only rank 0 writes the values.
@@ -120,10 +102,7 @@ absl::Status ShareBuffers(const v1::SaveRequest& request, Communicator* communic
   v1::SaveRequest shared;
   // Rank 0 made the bytes, so this is no mistake of the trainer.
   if (!shared.ParseFromString(bytes)) return absl::InternalError("rank 0's buffers are malformed");
-  absl::StatusOr<std::vector<NamedTensorInfo>> infos = InfosOf(shared.buffers());
-  *outcome = infos.status();
-  if (infos.ok()) *buffers = *std::move(infos);
-  return absl::OkStatus();
+  return std::move(*shared.mutable_buffers());
 }
 
 }  // namespace tessera

@@ -18,9 +18,8 @@ namespace tessera {
 //   in full precision; parts in files of a size, keeping the newest, or of a model.
 absl::Status CheckSaveRequest(const v1::SaveRequest& request);
 
-// Whether all ranks ask for the same. As CompareRequests (load_request.h).
-absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* communicator,
-                             absl::Status* outcome);
+// Whether all ranks ask for the same. Collective. Errors: as CompareRequestParts (request_sums.h).
+absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* communicator);
 
 // Name, dtype and shape. Errors: InvalidArgument  a dtype that files do not have, naming the
 // tensor.
@@ -28,10 +27,10 @@ absl::StatusOr<NamedTensorInfo> InfoOf(const v1::NamedTensor& tensor);
 absl::StatusOr<std::vector<NamedTensorInfo>> InfosOf(
     const google::protobuf::RepeatedPtrField<v1::NamedTensor>& tensors);
 
-// Those of rank 0's buffers, on all ranks. Collective. `outcome`: as InfoOf, the same on all.
-// Errors: the communicator's; `outcome` means nothing then.
-absl::Status ShareBuffers(const v1::SaveRequest& request, Communicator* communicator,
-                          std::vector<NamedTensorInfo>* buffers, absl::Status* outcome);
+// Rank 0's buffers without their values, on all ranks; InfosOf checks them. Collective.
+// Errors: the communicator's.
+absl::StatusOr<google::protobuf::RepeatedPtrField<v1::NamedTensor>> ShareBuffers(
+    const v1::SaveRequest& request, Communicator* communicator);
 
 }  // namespace tessera
 

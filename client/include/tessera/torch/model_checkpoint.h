@@ -30,7 +30,7 @@ namespace tessera {
 //         FailedPrecondition  within RunStep, or in forward or backward; others  SaveCheckpoint.
 absl::Status SaveModelCheckpoint(ShardedModel* model, const std::string& path,
                                  const std::string& trainer_state = "",
-                                 const SaveCheckpointOptions& options = {});
+                                 const SaveOptions& options = {});
 
 // As OnSaveRequest, for a model. `trainer_state`, if not null, gives the rank's own bytes.
 void OnModelSaveRequest(
@@ -90,7 +90,7 @@ absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own);
 // in TakeOptimState then, and wait for this one's call.
 absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const std::string& path,
                                  const std::string& trainer_state = "",
-                                 const SaveCheckpointOptions& options = {});
+                                 const SaveOptions& options = {});
 absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(
     ShardedModel* model, ShardOptimizer* own, const std::string& path,
     const LoadModelCheckpointOptions& options = {});

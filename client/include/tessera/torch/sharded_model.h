@@ -101,8 +101,7 @@ class ShardedModel {
 
   // As Session::RunStep. An exception of the body becomes a status: its own if it carries one, else
   // Unknown with its text, or with its type where it is not a std::exception.
-  virtual absl::Status RunStep(const std::function<absl::Status()>& step_body,
-                               int* redone = nullptr) = 0;
+  virtual absl::Status RunStep(const std::function<absl::Status()>& step_body) = 0;
 
   // As Session::Step.
   virtual absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) = 0;

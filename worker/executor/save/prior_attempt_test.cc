@@ -1,6 +1,6 @@
 // What the ranks of a save in parts find of an earlier try, which died while the parts got their
 // names: two ranks, threads of this process, over shared memory.
-#include "worker/executor/save/made_save.h"
+#include "worker/executor/save/prior_attempt.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -19,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/shm/shm_test_group.h"
+#include "worker/engine/agreed_error.h"
 #include "worker/executor/save/checkpoint_save.h"
 #include "worker/executor/save/part_save.h"
 
@@ -29,11 +30,11 @@ namespace fs = std::filesystem;
 
 constexpr int kRanks = 2;
 
-class MadeSaveTest : public testing::Test {
+class PriorAttemptTest : public testing::Test {
  protected:
   // What each rank is told.
   struct Told {
-    MadeSave made;
+    PriorAttempt made;
     absl::Status outcome;
   };
 
@@ -62,11 +63,10 @@ class MadeSaveTest : public testing::Test {
   }
   v1::SaveRequest Request() const {
     v1::SaveRequest request;
-    request.set_path(folder_ + "/c");
-    request.set_is_checkpoint(true);
-    request.set_in_parts(true);
-    request.set_no_overwrite(no_overwrite_);
-    request.set_wish(wish_);
+    request.mutable_spec()->set_path(folder_ + "/c");
+    request.mutable_spec()->set_in_parts(true);
+    request.mutable_spec()->set_no_overwrite(no_overwrite_);
+    request.set_request_number(request_number_);
     return request;
   }
   static void OnBoth(const RankBody& body) {
@@ -81,7 +81,10 @@ class MadeSaveTest : public testing::Test {
     OnBoth([&](const RankContext& context) -> absl::Status {
       ASSIGN_OR_RETURN(const ExecutorMemory memory, MemoryOf(context.comm->rank()));
       Told& own = told[context.comm->rank()];
-      return FindMadeSave(Request(), memory, context.comm, &own.made, &own.outcome);
+      absl::StatusOr<PriorAttempt> prior = FindPriorAttempt(Request(), memory, context.comm);
+      own.outcome = prior.status();
+      if (prior.ok()) own.made = *std::move(prior);
+      return IsAgreed(own.outcome) ? absl::OkStatus() : own.outcome;
     });
     return told;
   }
@@ -102,10 +105,7 @@ class MadeSaveTest : public testing::Test {
       SaveControl control;
       control.asked_for = request;
       v1::SaveReply reply;
-      absl::Status outcome;
-      RETURN_IF_ERROR(
-          SaveParts(Request(), memory, InMemory(state), context.comm, control, &reply, &outcome));
-      return outcome;
+      return SaveParts(Request(), memory, InMemory(state), context.comm, control, &reply);
     });
   }
   void ExpectMade(int64_t step) const {
@@ -130,10 +130,10 @@ class MadeSaveTest : public testing::Test {
   std::string folder_;
   UniqueFd group_fd_;
   bool no_overwrite_ = false;
-  int64_t wish_ = 1;
+  int64_t request_number_ = 1;
 };
 
-TEST_F(MadeSaveTest, IsMadeWhereTheNamesOfAllPartsAreOfOneSaveOfTheRequest) {
+TEST_F(PriorAttemptTest, IsMadeWhereTheNamesOfAllPartsAreOfOneSaveOfTheRequest) {
   for (const bool no_overwrite : {false, true}) {
     SCOPED_TRACE(no_overwrite);
     no_overwrite_ = no_overwrite;
@@ -144,7 +144,7 @@ TEST_F(MadeSaveTest, IsMadeWhereTheNamesOfAllPartsAreOfOneSaveOfTheRequest) {
   }
 }
 
-TEST_F(MadeSaveTest, PartThatOneRankHasAloneIsNotTheSaveAndTheNextTryMakesAll) {
+TEST_F(PriorAttemptTest, PartThatOneRankHasAloneIsNotTheSaveAndTheNextTryMakesAll) {
   for (const bool no_overwrite : {false, true}) {
     for (const int missing : {0, 1}) {
       SCOPED_TRACE(absl::StrCat(no_overwrite, " ", missing));
@@ -159,7 +159,7 @@ TEST_F(MadeSaveTest, PartThatOneRankHasAloneIsNotTheSaveAndTheNextTryMakesAll) {
   }
 }
 
-TEST_F(MadeSaveTest, PartsOfTwoTriesAreNotTheSaveAndTheNextTryMakesAll) {
+TEST_F(PriorAttemptTest, PartsOfTwoTriesAreNotTheSaveAndTheNextTryMakesAll) {
   for (const bool no_overwrite : {false, true}) {
     for (const int older : {0, 1}) {
       SCOPED_TRACE(absl::StrCat(no_overwrite, " ", older));
@@ -178,7 +178,7 @@ TEST_F(MadeSaveTest, PartsOfTwoTriesAreNotTheSaveAndTheNextTryMakesAll) {
 }
 
 // What the try did not come to; but a folder that another save is making is that one's.
-TEST_F(MadeSaveTest, PartThatWasReplacedIsRemovedAndNothingElseThatIsNotFinished) {
+TEST_F(PriorAttemptTest, PartThatWasReplacedIsRemovedAndNothingElseThatIsNotFinished) {
   Save(3);
   const std::string replaced = PartOf(0) + ".partial", others = PartOf(1) + ".partial";
   fs::copy(PartOf(0), replaced);
@@ -188,9 +188,9 @@ TEST_F(MadeSaveTest, PartThatWasReplacedIsRemovedAndNothingElseThatIsNotFinished
   EXPECT_TRUE(fs::exists(others));
 }
 
-TEST_F(MadeSaveTest, PartsOfAnotherRequestAreNotThisOnesAndStay) {
+TEST_F(PriorAttemptTest, PartsOfAnotherRequestAreNotThisOnesAndStay) {
   Save(3);
-  wish_ = 2;
+  request_number_ = 2;
   ExpectNotMade();
   no_overwrite_ = true;
   for (const Told& one : Find()) {
@@ -198,7 +198,7 @@ TEST_F(MadeSaveTest, PartsOfAnotherRequestAreNotThisOnesAndStay) {
     EXPECT_THAT(one.outcome,
                 StatusIs(absl::StatusCode::kAlreadyExists, testing::HasSubstr("rank-0000")));
   }
-  wish_ = 1;
+  request_number_ = 1;
   ExpectMade(3);
 }
 

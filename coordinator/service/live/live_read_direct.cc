@@ -1,13 +1,13 @@
-// Reads whose bytes the client fetches from the workers: see live_reader.h.
+// Reads whose bytes the client fetches from the workers: see live_read.h.
 #include <utility>
 
 #include "base/status_macros.h"
 #include "base/steady_time.h"
-#include "coordinator/service/live/live_reader.h"
+#include "coordinator/service/live/live_read.h"
 
 namespace tessera::coordinator {
 
-absl::Status LiveReader::ServeAll(v1::LiveStateBegin* begin) {
+absl::Status LiveRead::ServeAll(v1::LiveStateBegin* begin) {
   v1::LiveCommand serve;
   serve.mutable_serve()->set_step(begin->step());
   serve.mutable_serve()->set_client_timeout_ms(absl::ToInt64Milliseconds(times_.client));
@@ -25,7 +25,7 @@ absl::Status LiveReader::ServeAll(v1::LiveStateBegin* begin) {
   return absl::OkStatus();
 }
 
-absl::Status LiveReader::ServeDirect(v1::LiveStateBegin begin) {
+absl::Status LiveRead::ServeDirect(v1::LiveStateBegin begin) {
   RETURN_IF_ERROR(TellBegin(std::move(begin)));
   const std::vector<std::shared_ptr<LiveLine>> lines = Lines();
   std::vector<bool> has_any(lines.size(), false);
@@ -58,8 +58,8 @@ absl::Status LiveReader::ServeDirect(v1::LiveStateBegin begin) {
   return AwaitAll(sources, v1::LiveEvent::kSent, absl::InfiniteDuration());
 }
 
-absl::Status LiveReader::AwaitAll(const std::vector<std::shared_ptr<LiveLine>>& lines,
-                                  v1::LiveEvent::EventCase kind, absl::Duration timeout) {
+absl::Status LiveRead::AwaitAll(const std::vector<std::shared_ptr<LiveLine>>& lines,
+                                v1::LiveEvent::EventCase kind, absl::Duration timeout) {
   const absl::Time deadline = SteadyNow() + timeout;
   for (size_t i = 0; i < lines.size(); ++i) {
     // The failure of any worker ends the wait. Otherwise this wait may be for the client, while the
@@ -77,11 +77,11 @@ absl::Status LiveReader::AwaitAll(const std::vector<std::shared_ptr<LiveLine>>& 
   return absl::OkStatus();
 }
 
-absl::Status LiveReader::NextFailure(LiveLine* line, absl::Time deadline) {
+absl::Status LiveRead::NextFailure(LiveLine* line, absl::Time deadline) {
   while (true) RETURN_IF_ERROR(line->Next(deadline, [this] { return Cancelled(); }).status());
 }
 
-absl::Status LiveReader::TellTensors(const std::vector<int>& source_of_line) {
+absl::Status LiveRead::TellTensors(const std::vector<int>& source_of_line) {
   std::vector<int> source_of_rank;
   for (const int line : line_of_rank_)
     source_of_rank.push_back(line < 0 ? -1 : source_of_line[line]);

@@ -4,14 +4,14 @@
 //   2. all hold ──► the newest step that any of them answers ──► all copy that step and let go
 //   3. tensor by tensor, rank by rank: pieces from the workers' streams to the client
 //
-// In a direct query (live_reader_direct.cc) the workers copy while the client fetches from them.
+// In a direct query (live_read_direct.cc) the workers copy while the client fetches from them.
 // Step 3 then tells the client where to fetch, and waits until it has done so.
 //
 // Steps 1 and 2 are tried a few times. A second thread watches: it ends the read when the job is
 // deleted, or when the client has read nothing for a while. At most LiveLine::kMaxEvents pieces per
 // worker are buffered here, in addition to gRPC's windows. Use once, by one thread.
-#ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READER_H_
-#define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READER_H_
+#ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READ_H_
+#define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READ_H_
 
 #include <atomic>
 #include <functional>
@@ -38,7 +38,7 @@ struct LiveTimes {
   absl::Duration client = absl::Seconds(60);  // For the client to read a piece.
 };
 
-class LiveReader {
+class LiveRead {
  public:
   struct Client {
     std::function<bool(const v1::LiveStateReply&)> write;  // False: it is gone.
@@ -46,7 +46,7 @@ class LiveReader {
     std::function<void()> cancel;  // Ends a write; called by another thread.
   };
   // `host` and `hub` outlive this.
-  LiveReader(CoordinatorHost* host, LiveHub* hub, const LiveTimes& times, Client client)
+  LiveRead(CoordinatorHost* host, LiveHub* hub, const LiveTimes& times, Client client)
       : host_(host), hub_(hub), times_(times), client_(std::move(client)) {}
 
   // Errors: as LiveState.GetLiveState in proto/live_state.proto.
@@ -98,7 +98,7 @@ class LiveReader {
   const LiveTimes times_;
   const Client client_;
   JobId job_;
-  Creation creation_;
+  Generation generation_;
   LivePlan plan_;
   v1::DType wanted_dtype_ = v1::DTYPE_UNSPECIFIED;
   v1::LiveStateForm wanted_form_ = v1::LIVE_STATE_FORM_FULL;
@@ -120,4 +120,4 @@ class LiveReader {
 
 }  // namespace tessera::coordinator
 
-#endif  // TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READER_H_
+#endif  // TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READ_H_

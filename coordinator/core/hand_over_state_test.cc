@@ -1,4 +1,4 @@
-#include "coordinator/core/hand_over.h"
+#include "coordinator/core/hand_over_state.h"
 
 #include "gtest/gtest.h"
 

@@ -1,4 +1,4 @@
-#include "coordinator/service/live/live_reader.h"
+#include "coordinator/service/live/live_read.h"
 
 #include <algorithm>
 #include <map>
@@ -26,11 +26,11 @@ bool IsWorthAnotherTry(const absl::Status& status) {
 
 }  // namespace
 
-absl::Status LiveReader::Read(const v1::LiveStateQuery& query, const Gate::Caller& caller) {
+absl::Status LiveRead::Read(const v1::LiveStateQuery& query, const Gate::Caller& caller) {
   job_ = JobId(query.job_id());
   ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
   RETURN_IF_ERROR(Gate::CheckSame(view, caller));
-  creation_ = view.creation;
+  generation_ = view.generation;
   ASSIGN_OR_RETURN(plan_, PlanLiveRead(view.spec->model, view.spec->config, query));
   wanted_dtype_ = query.dtype();
   wanted_form_ = query.form();
@@ -53,7 +53,7 @@ absl::Status LiveReader::Read(const v1::LiveStateQuery& query, const Gate::Calle
   return status;
 }
 
-absl::Status LiveReader::ReadWatched() {
+absl::Status LiveRead::ReadWatched() {
   v1::LiveStateBegin begin;
   RETURN_IF_ERROR(CopyWithTries(&begin));
   RETURN_IF_ERROR(CheckOneCountAUnit());
@@ -62,10 +62,10 @@ absl::Status LiveReader::ReadWatched() {
   return Serve(std::move(begin));
 }
 
-absl::StatusOr<JobView> LiveReader::ReadableJob() const {
+absl::StatusOr<JobView> LiveRead::ReadableJob() const {
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
-  if (view.creation != creation_)
+  if (view.generation != generation_)
     return absl::AbortedError(absl::StrCat(what, " was deleted and created again meanwhile"));
   RETURN_IF_ERROR(CheckNotOver(job_, view.status));
   if (!view.status.bound) {
@@ -75,7 +75,7 @@ absl::StatusOr<JobView> LiveReader::ReadableJob() const {
   return view;
 }
 
-absl::Status LiveReader::CopyWithTries(v1::LiveStateBegin* begin) {
+absl::Status LiveRead::CopyWithTries(v1::LiveStateBegin* begin) {
   absl::Status status;
   for (int tries = 0; tries < kMaxTries; ++tries) {
     if (tries > 0) absl::SleepFor(kBetweenTries);
@@ -94,7 +94,7 @@ absl::Status LiveReader::CopyWithTries(v1::LiveStateBegin* begin) {
                                              " tries: ", status.message()));
 }
 
-absl::Status LiveReader::OpenLines(const JobView& view) {
+absl::Status LiveRead::OpenLines(const JobView& view) {
   const int world_size = static_cast<int>(view.status.placements.size());
   std::vector<bool> is_asked(world_size, false);
   is_asked[0] = true;  // At least one worker has to report the step.
@@ -120,36 +120,36 @@ absl::Status LiveReader::OpenLines(const JobView& view) {
   }
   for (const auto& line : lines) {
     hub_->Expect(session_, line);
-    if (!host_->SendCommand(WorkerId(line->worker()), ServeState{job_, creation_, session_})) {
+    if (!host_->SendCommand(WorkerId(line->worker()), ServeState{job_, generation_, session_})) {
       return absl::UnavailableError(absl::StrCat("worker '", line->worker(), "' is not connected"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::LiveEvent> LiveReader::Await(LiveLine* line, v1::LiveEvent::EventCase kind,
-                                                absl::Duration timeout) {
+absl::StatusOr<v1::LiveEvent> LiveRead::Await(LiveLine* line, v1::LiveEvent::EventCase kind,
+                                              absl::Duration timeout) {
   ASSIGN_OR_RETURN(v1::LiveEvent event,
                    line->Next(SteadyNow() + timeout, [this] { return Cancelled(); }));
   if (event.event_case() == kind) return event;
   return OutOfOrder(*line);
 }
 
-absl::Status LiveReader::OutOfOrder(const LiveLine& line) {
+absl::Status LiveRead::OutOfOrder(const LiveLine& line) {
   return absl::UnavailableError(absl::StrCat("worker '", line.worker(), "' answered out of order"));
 }
 
-void LiveReader::EndTurn() {
+void LiveRead::EndTurn() {
   if (has_turn_) hub_->EndTurn(job_);
   has_turn_ = false;
 }
 
-std::vector<std::shared_ptr<LiveLine>> LiveReader::Lines() {
+std::vector<std::shared_ptr<LiveLine>> LiveRead::Lines() {
   absl::MutexLock lock(&mu_);
   return lines_;
 }
 
-absl::Status LiveReader::Copy(v1::LiveStateBegin* begin) {
+absl::Status LiveRead::Copy(v1::LiveStateBegin* begin) {
   ASSIGN_OR_RETURN(const JobView view, ReadableJob());
   RETURN_IF_ERROR(OpenLines(view));
   ASSIGN_OR_RETURN(const int64_t step, HoldAll());
@@ -161,7 +161,7 @@ absl::Status LiveReader::Copy(v1::LiveStateBegin* begin) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> LiveReader::HoldAll() {
+absl::StatusOr<int64_t> LiveRead::HoldAll() {
   v1::LiveCommand hold;
   hold.mutable_hold()->mutable_parameters()->Add(plan_.parameters.begin(), plan_.parameters.end());
   hold.mutable_hold()->set_moments(plan_.moments);
@@ -183,7 +183,7 @@ absl::StatusOr<int64_t> LiveReader::HoldAll() {
   return step;
 }
 
-absl::Status LiveReader::CopyAll(v1::LiveStateBegin* begin) {
+absl::Status LiveRead::CopyAll(v1::LiveStateBegin* begin) {
   v1::LiveCommand copy;
   copy.mutable_copy()->set_step(begin->step());
   for (const auto& line : Lines()) line->Send(copy);
@@ -196,7 +196,7 @@ absl::Status LiveReader::CopyAll(v1::LiveStateBegin* begin) {
   return absl::OkStatus();
 }
 
-absl::Status LiveReader::NoteProgress(
+absl::Status LiveRead::NoteProgress(
     const std::string& worker, int64_t trained_step,
     const google::protobuf::RepeatedField<int64_t>& update_counts,
     const google::protobuf::RepeatedPtrField<v1::ParamGroup>& groups, v1::LiveStateBegin* begin) {
@@ -208,13 +208,13 @@ absl::Status LiveReader::NoteProgress(
   return absl::OkStatus();
 }
 
-int64_t LiveReader::UpdateCountOf(const LiveTensor& tensor) const {
+int64_t LiveRead::UpdateCountOf(const LiveTensor& tensor) const {
   const auto parameter =
       std::lower_bound(plan_.parameters.begin(), plan_.parameters.end(), tensor.job_parameter);
   return update_counts_[parameter - plan_.parameters.begin()];
 }
 
-absl::Status LiveReader::CheckOneCountAUnit() const {
+absl::Status LiveRead::CheckOneCountAUnit() const {
   if (plan_.part.form != LiveForm::kLocal || !plan_.moments) return absl::OkStatus();
   const LiveTensor* first = nullptr;
   for (const LiveTensor& tensor : plan_.tensors) {
@@ -231,7 +231,7 @@ absl::Status LiveReader::CheckOneCountAUnit() const {
   return absl::OkStatus();
 }
 
-void LiveReader::CloseLines() {
+void LiveRead::CloseLines() {
   absl::MutexLock lock(&mu_);
   for (const auto& line : lines_) {
     hub_->Forget(session_, line->worker());
@@ -240,8 +240,8 @@ void LiveReader::CloseLines() {
   lines_.clear();
 }
 
-absl::Status LiveReader::TellBegin(v1::LiveStateBegin begin) {
-  begin.set_creation(creation_.value());
+absl::Status LiveRead::TellBegin(v1::LiveStateBegin begin) {
+  begin.set_generation(generation_.value());
   begin.set_num_tensors(plan_.num_entries());
   begin.set_size_bytes(plan_.TotalBytes());
   v1::LiveStateReply reply;
@@ -249,7 +249,7 @@ absl::Status LiveReader::TellBegin(v1::LiveStateBegin begin) {
   return Write(reply);
 }
 
-v1::LiveTensorInfo LiveReader::InfoOf(size_t entry) {
+v1::LiveTensorInfo LiveRead::InfoOf(size_t entry) {
   v1::LiveTensorInfo info = plan_.InfoOf(entry);
   if (plan_.FirstOf(entry).array == LiveArray::kBuffer) return info;
   if (plan_.part.form != LiveForm::kLocal) {
@@ -265,7 +265,7 @@ v1::LiveTensorInfo LiveReader::InfoOf(size_t entry) {
   return info;
 }
 
-absl::Status LiveReader::Serve(v1::LiveStateBegin begin) {
+absl::Status LiveRead::Serve(v1::LiveStateBegin begin) {
   RETURN_IF_ERROR(TellBegin(std::move(begin)));
   size_t next_entry = 0;
   const auto announce_up_to = [&](size_t entry) -> absl::Status {
@@ -285,7 +285,7 @@ absl::Status LiveReader::Serve(v1::LiveStateBegin begin) {
   return announce_up_to(plan_.num_entries() - 1);
 }
 
-absl::Status LiveReader::ServeSlice(const LiveSlice& slice) {
+absl::Status LiveRead::ServeSlice(const LiveSlice& slice) {
   std::shared_ptr<LiveLine> line;
   {
     absl::MutexLock lock(&mu_);
@@ -309,7 +309,7 @@ absl::Status LiveReader::ServeSlice(const LiveSlice& slice) {
   return absl::OkStatus();
 }
 
-absl::Status LiveReader::Write(const v1::LiveStateReply& reply) {
+absl::Status LiveRead::Write(const v1::LiveStateReply& reply) {
   {
     absl::MutexLock lock(&mu_);
     if (!reason_.ok()) return reason_;
@@ -321,11 +321,11 @@ absl::Status LiveReader::Write(const v1::LiveStateReply& reply) {
   return written ? absl::OkStatus() : absl::CancelledError("the client is gone");
 }
 
-void LiveReader::Watch() {
+void LiveRead::Watch() {
   absl::MutexLock lock(&mu_);
   while (!AwaitWithTimeout(&mu_, absl::Condition(&done_), kWatchInterval)) {
     const absl::StatusOr<JobView> view = host_->GetJob(job_);
-    if (!view.ok() || view->creation != creation_)
+    if (!view.ok() || view->generation != generation_)
       End(absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile")));
     if (SteadyNow() - writing_since_ <= times_.client) continue;
     End(absl::CancelledError(
@@ -334,7 +334,7 @@ void LiveReader::Watch() {
   }
 }
 
-void LiveReader::End(const absl::Status& reason) {
+void LiveRead::End(const absl::Status& reason) {
   if (reason_.ok()) reason_ = reason;
   ended_.store(true);
   for (const auto& line : lines_) line->Close();

@@ -1,4 +1,4 @@
-#include "worker/executor/save/made_save.h"
+#include "worker/executor/save/prior_attempt.h"
 
 #include <algorithm>
 #include <array>
@@ -36,26 +36,31 @@ class Search {
       : request_(request),
         memory_(memory),
         communicator_(*communicator),
-        looks_(request.in_parts() || communicator->rank() == 0),
-        path_(request.in_parts() ? PartPath(request, memory.rank) : request.path()) {}
+        looks_(request.spec().in_parts() || communicator->rank() == 0),
+        path_(request.spec().in_parts() ? PartPath(request, memory.rank) : request.spec().path()) {}
 
-  absl::Status Run(MadeSave* made, absl::Status* outcome) {
+  absl::StatusOr<PriorAttempt> Run() {
+    PriorAttempt made;
     Found own;
-    if (request_.wish() != 0) {
-      RETURN_IF_ERROR(Name(&made->request));
+    if (request_.request_number() != 0) {
+      RETURN_IF_ERROR(Name(&made.request));
       // A save that may replace what is there is simply made again.
-      if (looks_ && (request_.no_overwrite() || request_.in_parts())) own = Look(made->request);
-      RETURN_IF_ERROR(Compare(own, made));
+      if (looks_ && (request_.spec().no_overwrite() || request_.spec().in_parts()))
+        own = Look(made.request);
+      RETURN_IF_ERROR(Compare(own, &made));
     }
-    if (made->is_made) {
-      if (looks_) *outcome = Finish(&made->reply);
-      return AgreeOn("save", outcome, &communicator_);
+    absl::Status found;
+    if (made.is_made) {
+      if (looks_) found = Finish(&made.reply);
+    } else if (!request_.spec().no_overwrite()) {
+      return made;
+    } else if (looks_ && own.is_own == 0) {
+      // The rank that creates the files checks, so that all learn of it before anything is written.
+      // A part that an earlier attempt left does not count.
+      found = CheckNoCheckpointAt(path_);
     }
-    if (!request_.no_overwrite()) return absl::OkStatus();
-    // The rank that creates the files checks, so that all learn of it before anything is written. A
-    // part that an earlier attempt left does not count.
-    if (looks_ && own.is_own == 0) *outcome = CheckNoCheckpointAt(path_);
-    return AgreeOn("save", outcome, &communicator_);
+    RETURN_IF_ERROR(AgreeOn("save", found, &communicator_));
+    return made;
   }
 
  private:
@@ -67,14 +72,14 @@ class Search {
     // same name.
     if (communicator_.rank() == 0) id = IdOf(memory_.group_page());
     RETURN_IF_ERROR(communicator_.Broadcast(id.data(), sizeof(id), /*root=*/0));
-    *name = absl::StrFormat("%016x%016x/%d", id[0], id[1], request_.wish());
+    *name = absl::StrFormat("%016x%016x/%d", id[0], id[1], request_.request_number());
     return absl::OkStatus();
   }
 
   Found Look(const std::string& name) const {
     // What cannot be read is no attempt of ours. Whatever is wrong with it comes later.
     const absl::StatusOr<Manifest> manifest =
-        request_.in_parts() ? ReadPartManifest(path_) : ReadManifest(path_);
+        request_.spec().in_parts() ? ReadPartManifest(path_) : ReadManifest(path_);
     if (!manifest.ok() || manifest->request != name) return {};
     Found found = {1, manifest->step, 0, 0};
     for (const auto& [file, info] : manifest->files) {
@@ -86,10 +91,10 @@ class Search {
   }
 
   // It is made only if complete: parts of several attempts are not a checkpoint.
-  absl::Status Compare(const Found& own, MadeSave* made) {
+  absl::Status Compare(const Found& own, PriorAttempt* made) {
     std::vector<Found> found(communicator_.size());
     RETURN_IF_ERROR(communicator_.AllGather(&own, found.data(), sizeof(own)));
-    if (!request_.in_parts()) found.resize(1);
+    if (!request_.spec().in_parts()) found.resize(1);
     // Parts of two attempts have different ids. Together they would be no checkpoint.
     made->is_made = std::all_of(found.begin(), found.end(), [&](const Found& one) {
       return one.is_own != 0 && one.save_crc32 == found[0].save_crc32;
@@ -108,9 +113,10 @@ class Search {
     // The name was given before the process died, and may not have been on disk yet.
     RETURN_IF_ERROR(storage->SyncFolder(ParentOf(path_)));
     RemoveReplaced();
-    if (request_.keep_newest() < 1) return absl::OkStatus();
+    if (request_.spec().keep_newest() < 1) return absl::OkStatus();
     std::vector<std::string> removed;
-    const absl::Status status = KeepNewest(path_, memory_.job_id, request_.keep_newest(), &removed);
+    const absl::Status status =
+        KeepNewest(path_, memory_.job_id, request_.spec().keep_newest(), &removed);
     if (!status.ok())
       TESSERA_LOG(WARNING, "older checkpoints are not removed: {}", status.ToString());
     for (const std::string& older : removed) reply->add_removed(PrintableUtf8(older));
@@ -120,7 +126,7 @@ class Search {
   // The part that had the name before, which the try did not come to. A whole checkpoint that must
   // not replace another had none: what is there now is another save's.
   void RemoveReplaced() const {
-    if (!request_.in_parts()) return;
+    if (!request_.spec().in_parts()) return;
     const absl::StatusOr<Manifest> replaced = ReadPartManifest(PartialFolder(path_));
     if (replaced.ok() && replaced->job_id == memory_.job_id) DiscardFolder(path_);
   }
@@ -134,10 +140,11 @@ class Search {
 
 }  // namespace
 
-absl::Status FindMadeSave(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                          Communicator* communicator, MadeSave* made, absl::Status* outcome) {
-  if (!request.is_checkpoint()) return absl::OkStatus();
-  return Search(request, memory, communicator).Run(made, outcome);
+absl::StatusOr<PriorAttempt> FindPriorAttempt(const v1::SaveRequest& request,
+                                              const ExecutorMemory& memory,
+                                              Communicator* communicator) {
+  if (request.spec().is_model()) return PriorAttempt();
+  return Search(request, memory, communicator).Run();
 }
 
 }  // namespace tessera

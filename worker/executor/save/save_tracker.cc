@@ -1,4 +1,4 @@
-#include "worker/executor/save/save_book.h"
+#include "worker/executor/save/save_tracker.h"
 
 #include <algorithm>
 #include <string>
@@ -6,6 +6,7 @@
 #include "absl/strings/string_view.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
+#include "worker/engine/agreed_error.h"
 
 namespace tessera {
 namespace {
@@ -24,75 +25,64 @@ std::string Told(absl::string_view text) {
 
 }  // namespace
 
-void SaveBook::SetWish(const v1::SaveWish& wish) {
+void SaveTracker::SetRequest(const v1::RequestedSave& requested) {
   absl::MutexLock lock(&mu_);
-  wish_ = wish;
-  const bool stands = wish.number() == wish_under_way_ && !wish.cancelled();
+  requested_ = requested;
+  const bool stands = requested.number() == request_under_way_ && !requested.cancelled();
   // What is under way is not wanted any more, so it ends at its next look.
-  if (under_way_ && wish_under_way_ != 0 && !stands) cancelled_.store(true);
+  if (under_way_ && request_under_way_ != 0 && !stands) cancelled_.store(true);
 }
 
-int64_t SaveBook::wanted() const {
+int64_t SaveTracker::wanted() const {
   absl::MutexLock lock(&mu_);
   // A number that ended is not voted for again, whatever the worker repeats.
-  const bool can = !under_way_ && !wish_.cancelled() && wish_.number() > ended_wish_;
-  return can ? wish_.number() : 0;
+  const bool can = !under_way_ && !requested_.cancelled() && requested_.number() > ended_request_;
+  return can ? requested_.number() : 0;
 }
 
-void SaveBook::BeginEpoch() {
+void SaveTracker::BeginEpoch() {
   absl::MutexLock lock(&mu_);
   ordinal_ = 0;
 }
 
-void SaveBook::Next() {
+void SaveTracker::Next() {
   absl::MutexLock lock(&mu_);
   ++ordinal_;
   under_way_ = true;
-  wish_under_way_ = 0;
+  request_under_way_ = 0;
   began_at_ = SteadyNow();
   // A cancellation was for the save before.
   cancelled_.store(false);
 }
 
-absl::Status SaveBook::Fill(v1::SaveRequest* request, std::string* root) {
+absl::Status SaveTracker::Fill(v1::SaveRequest* request) {
   absl::MutexLock lock(&mu_);
-  wish_under_way_ = request->wish();
-  if (request->wish() == 0) return absl::OkStatus();
+  request_under_way_ = request->request_number();
+  if (request->request_number() == 0) {
+    request->mutable_spec()->clear_root();  // Only the coordinator says it.
+    return absl::OkStatus();
+  }
   // The request may have been replaced between the vote and this.
-  if (request->wish() != wish_.number() || wish_.cancelled())
+  if (request->request_number() != requested_.number() || requested_.cancelled())
     return absl::CancelledError("the save is not wanted any more");
-  const v1::SaveForm& form = wish_.form();
-  *root = form.root();
-  request->set_path(form.path());
-  request->set_keep_newest(form.keep_newest());
-  request->set_max_file_bytes(form.max_file_bytes());
-  request->set_in_parts(form.in_parts());
-  request->set_with_replicas(form.with_replicas());
-  // Requested saves are in the background unless they say otherwise.
-  request->set_in_background(!form.in_foreground());
-  request->set_no_overwrite(form.no_overwrite());
+  *request->mutable_spec() = requested_.spec();
   return absl::OkStatus();
 }
 
-v1::SaveReport SaveBook::ReportLocked(v1::SaveReport::Phase phase, const v1::SaveRequest& request,
-                                      int64_t step) const {
+v1::SaveReport SaveTracker::ReportLocked(v1::SaveReport::Phase phase,
+                                         const v1::SaveRequest& request, int64_t step) const {
   v1::SaveReport report;
   report.set_ordinal(ordinal_);
-  report.set_number(request.wish());
+  report.set_number(request.request_number());
   report.set_phase(phase);
   report.set_step(step);
-  v1::SaveForm* form = report.mutable_form();
-  form->set_path(Told(request.path()));
-  form->set_keep_newest(request.keep_newest());
-  form->set_max_file_bytes(request.max_file_bytes());
-  form->set_in_parts(request.in_parts());
-  form->set_with_replicas(request.with_replicas());
-  form->set_in_foreground(!request.in_background());
-  form->set_no_overwrite(request.no_overwrite());
+  *report.mutable_spec() = request.spec();
+  report.mutable_spec()->set_path(Told(request.spec().path()));
+  report.mutable_spec()->clear_root();
   return report;
 }
 
-void SaveBook::Begin(const v1::SaveRequest& request, int64_t step, int64_t all_bytes) {
+void SaveTracker::Begin(const v1::SaveRequest& request, int64_t step, int64_t all_bytes) {
   absl::MutexLock lock(&mu_);
   written_bytes_ = 0;
   progress_ = ReportLocked(v1::SaveReport::BEGUN, request, step);
@@ -101,7 +91,7 @@ void SaveBook::Begin(const v1::SaveRequest& request, int64_t step, int64_t all_b
   progress_.set_phase(v1::SaveReport::WRITING);
 }
 
-void SaveBook::Wrote(int64_t bytes) {
+void SaveTracker::Wrote(int64_t bytes) {
   absl::MutexLock lock(&mu_);
   written_bytes_ += bytes;
   const int64_t every = std::max<int64_t>(progress_.all_bytes() / kProgressReports, 1);
@@ -111,16 +101,16 @@ void SaveBook::Wrote(int64_t bytes) {
   send_(progress_);
 }
 
-void SaveBook::End(const v1::SaveRequest& request, int64_t step, const absl::Status& agreed,
-                   const absl::Status& outcome, const v1::SaveReply& reply) {
+void SaveTracker::End(const v1::SaveRequest& request, int64_t step, const absl::Status& outcome,
+                      const v1::SaveReply& reply) {
   absl::MutexLock lock(&mu_);
   under_way_ = false;
-  wish_under_way_ = 0;
-  if (!request.is_checkpoint()) return;
+  request_under_way_ = 0;
+  if (request.spec().is_model()) return;
   v1::SaveReport report = ReportLocked(v1::SaveReport::ENDED, request, step);
-  // What the others have of it is not known then.
   // Aborted tells the coordinator to try again: the ranks do not know together how it ended.
-  const absl::Status end = agreed.ok() ? outcome : absl::AbortedError(agreed.message());
+  const absl::Status end =
+      outcome.ok() || IsAgreed(outcome) ? outcome : absl::AbortedError(outcome.message());
   report.set_code(end.raw_code());
   report.set_message(Told(end.message()));
   report.set_took_ms(absl::ToInt64Milliseconds(SteadyNow() - began_at_));
@@ -134,7 +124,7 @@ void SaveBook::End(const v1::SaveRequest& request, int64_t step, const absl::Sta
     send_(report);
   }
   // Of one that ended with its epoch there is another try.
-  if (!absl::IsAborted(end)) ended_wish_ = std::max(ended_wish_, request.wish());
+  if (!absl::IsAborted(end)) ended_request_ = std::max(ended_request_, request.request_number());
 }
 
 }  // namespace tessera

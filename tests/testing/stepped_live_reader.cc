@@ -1,4 +1,4 @@
-#include "tests/testing/live_reader.h"
+#include "tests/testing/stepped_live_reader.h"
 
 #include "net/credentials.h"
 #include "proto/grpc_status.h"
@@ -12,7 +12,8 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
 
 }  // namespace
 
-LiveReader::LiveReader(const std::string& coordinator, const std::string& job, bool direct)
+SteppedLiveReader::SteppedLiveReader(const std::string& coordinator, const std::string& job,
+                                     bool direct)
     : stub_(v1::LiveState::NewStub(Dial(coordinator))) {
   v1::LiveStateQuery query;
   query.set_job_id(job);
@@ -21,19 +22,19 @@ LiveReader::LiveReader(const std::string& coordinator, const std::string& job, b
   stream_ = stub_->GetLiveState(&context_, query);
 }
 
-LiveReader::~LiveReader() {
+SteppedLiveReader::~SteppedLiveReader() {
   context_.TryCancel();
   fetch_context_.TryCancel();
   (void)Finish();
 }
 
-bool LiveReader::Read() {
+bool SteppedLiveReader::Read() {
   if (!stream_->Read(&reply_)) return false;
   read_bytes_ += static_cast<int64_t>(reply_.piece().data().size());
   return true;
 }
 
-bool LiveReader::Fetch() {
+bool SteppedLiveReader::Fetch() {
   if (fetch_ == nullptr) {
     while (!reply_.has_sources()) {
       if (!Read()) return false;
@@ -50,7 +51,7 @@ bool LiveReader::Fetch() {
   return true;
 }
 
-absl::Status LiveReader::Finish() {
+absl::Status SteppedLiveReader::Finish() {
   if (is_finished_) return absl::OkStatus();
   is_finished_ = true;
   if (fetch_ != nullptr) {

@@ -1,7 +1,7 @@
 // A client that reads a job's state, moments too, and only when it is told to: piece by piece. For
 // tests of many that hang, or read at once. Thread-compatible. Destroying it cancels what it reads.
-#ifndef TESSERA_TESTS_TESTING_LIVE_READER_H_
-#define TESSERA_TESTS_TESTING_LIVE_READER_H_
+#ifndef TESSERA_TESTS_TESTING_STEPPED_LIVE_READER_H_
+#define TESSERA_TESTS_TESTING_STEPPED_LIVE_READER_H_
 
 #include <cstdint>
 #include <memory>
@@ -13,14 +13,14 @@
 
 namespace tessera::testing_support {
 
-class LiveReader {
+class SteppedLiveReader {
  public:
   // `direct`: it fetches from the worker, of which the job has one. The coordinator's address is
   // one of this machine.
-  LiveReader(const std::string& coordinator, const std::string& job, bool direct);
-  ~LiveReader();
-  LiveReader(const LiveReader&) = delete;
-  LiveReader& operator=(const LiveReader&) = delete;
+  SteppedLiveReader(const std::string& coordinator, const std::string& job, bool direct);
+  ~SteppedLiveReader();
+  SteppedLiveReader(const SteppedLiveReader&) = delete;
+  SteppedLiveReader& operator=(const SteppedLiveReader&) = delete;
 
   // The next message of the coordinator's stream. False: it is over.
   bool Read();
@@ -44,4 +44,4 @@ class LiveReader {
 
 }  // namespace tessera::testing_support
 
-#endif  // TESSERA_TESTS_TESTING_LIVE_READER_H_
+#endif  // TESSERA_TESTS_TESTING_STEPPED_LIVE_READER_H_

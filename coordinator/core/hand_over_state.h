@@ -11,8 +11,8 @@
 // (kOffered, kAccepted) the job runs only in frozen epochs: none of its steps is decided. So only
 // one of the two jobs can decide the next step: the old one in kCancelled, the taker from kAccepted
 // on, and neither in kOffered. Pure; thread-safe.
-#ifndef TESSERA_COORDINATOR_CORE_HAND_OVER_H_
-#define TESSERA_COORDINATOR_CORE_HAND_OVER_H_
+#ifndef TESSERA_COORDINATOR_CORE_HAND_OVER_STATE_H_
+#define TESSERA_COORDINATOR_CORE_HAND_OVER_STATE_H_
 
 #include <cstdint>
 #include <memory>
@@ -52,7 +52,7 @@ struct HandOver {
   bool frozen = false;  // A frozen epoch has begun at that step: no worker is in an older one.
   absl::Time deadline;  // For a taker to accept it.
   JobId taker;          // From kAccepted on.
-  Creation taker_creation;
+  Generation taker_generation;
   std::string reason;  // kCancelled: why.
   TrainerStates trainer_states;
 };
@@ -63,7 +63,7 @@ std::string DescribeHandOver(const HandOver& hand_over);
 // One rank's part of an offer.
 struct HandOverOffer {
   JobId job;
-  Creation creation;
+  Generation generation;
   Epoch epoch;
   Rank rank;
   Step step;
@@ -74,20 +74,20 @@ struct HandOverOffer {
 // One rank of a taker is ready or, with `finish`, has the values.
 struct TakeOver {
   JobId job;
-  Creation creation;
+  Generation generation;
   int64_t number = 0;
   JobId taker;
-  Creation taker_creation;
+  Generation taker_generation;
   Epoch epoch;  // The taker's.
   Rank rank;
   bool finish = false;
 
   friend bool SameBut(const TakeOver& a, const TakeOver& b) {  // Except for the rank.
-    return a.job == b.job && a.creation == b.creation && a.number == b.number &&
+    return a.job == b.job && a.generation == b.generation && a.number == b.number &&
            a.finish == b.finish;
   }
 };
 
 }  // namespace tessera::coordinator
 
-#endif  // TESSERA_COORDINATOR_CORE_HAND_OVER_H_
+#endif  // TESSERA_COORDINATOR_CORE_HAND_OVER_STATE_H_
