@@ -1,18 +1,14 @@
 #include "job/live_plan.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/ids.h"
 #include "base/status_macros.h"
 #include "checkpoint/manifest/name_selection.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
-#include "layout/unit_parts.h"
 
 namespace tessera {
 namespace {
@@ -57,72 +53,20 @@ v1::LiveStateArray EncodeArray(LiveArray array) {
   return v1::LIVE_STATE_ARRAY_UNSPECIFIED;
 }
 
-// What a unit's flat part is called, as in a state dict.
-std::string FlatKeyOf(const UnitLayout& unit) {
-  const std::string& name = unit.flat.unit_name();
-  const std::vector<PlacedParameter>& parameters = unit.flat.parameters();
-  const bool is_below_root =
-      std::all_of(parameters.begin(), parameters.end(), [](const PlacedParameter& parameter) {
-        return absl::StartsWith(parameter.spec.name, "root.");
-      });
-  return name == "root" && !is_below_root ? "_flat_param" : absl::StrCat(name, "._flat_param");
-}
-
-// Of kLocal all of a unit's, by its name.
 std::vector<int> SelectParameters(const LivePlan& plan, const NameSelection& selection) {
   std::vector<int> selected;
   int number = 0;
   for (const UnitLayout& unit : plan.layout->units) {
-    const bool is_local = plan.part.form == LiveForm::kLocal;
-    const bool takes_unit = is_local && IsWanted(selection, {FlatKeyOf(unit)});
     for (const PlacedParameter& parameter : unit.flat.parameters()) {
       std::vector<std::string> names = {parameter.spec.name};
       const auto aliases = plan.aliases.find(parameter.spec.name);
       if (aliases != plan.aliases.end())
         names.insert(names.end(), aliases->second.begin(), aliases->second.end());
-      if (is_local ? takes_unit : IsWanted(selection, names)) selected.push_back(number);
+      if (IsWanted(selection, names)) selected.push_back(number);
       ++number;
     }
   }
   return selected;
-}
-
-absl::StatusOr<LivePartOf> PartOf(const v1::LiveStateQuery& query, const JobConfig& config) {
-  LivePartOf part;
-  switch (query.form()) {
-    case v1::LIVE_STATE_FORM_FULL:
-      if (query.rank() == 0) return part;
-      return absl::InvalidArgumentError("a rank's part exists only in the forms SHARDED and LOCAL");
-    case v1::LIVE_STATE_FORM_SHARDED:
-      part.form = LiveForm::kSharded;
-      break;
-    case v1::LIVE_STATE_FORM_LOCAL:
-      part.form = LiveForm::kLocal;
-      break;
-    default:
-      return absl::InvalidArgumentError(absl::StrCat("an unknown form ", query.form()));
-  }
-  RETURN_IF_ERROR(CheckRange("rank", query.rank(), 0, config.world_size - 1));
-  part.rank = query.rank();
-  return part;
-}
-
-absl::Status CheckHasFlatParts(const LivePlan& plan) {
-  for (const LiveTensor& tensor : plan.tensors) {
-    if (tensor.array == LiveArray::kBuffer || !ShardsNothing(plan.layout->units[tensor.unit]))
-      continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("LOCAL is only of units that are sharded: unit '",
-                     plan.layout->units[tensor.unit].flat.unit_name(), "' is whole on every rank"));
-  }
-  return absl::OkStatus();
-}
-
-// Where another entry begins.
-bool BeginsEntry(const LivePlan& plan, size_t tensor) {
-  if (tensor == 0 || plan.part.form != LiveForm::kLocal) return true;
-  const LiveTensor &it = plan.tensors[tensor], &before = plan.tensors[tensor - 1];
-  return it.array == LiveArray::kBuffer || it.array != before.array || it.unit != before.unit;
 }
 
 v1::LiveTensorInfo BufferInfo(const LivePlan& plan, size_t tensor) {
@@ -136,63 +80,30 @@ v1::LiveTensorInfo BufferInfo(const LivePlan& plan, size_t tensor) {
   return info;
 }
 
-// The shape of a parameter or moment, or of the part of it that is asked for.
-void SetShape(const LivePlan& plan, const LiveTensor& tensor, v1::LiveTensorInfo* info) {
-  const UnitLayout& unit = plan.layout->units[tensor.unit];
-  const std::vector<int64_t>& shape = ShapeOf(*plan.layout, tensor);
-  info->mutable_shape()->Add(shape.begin(), shape.end());
-  if (plan.part.form != LiveForm::kSharded || ShardsNothing(unit) || shape.empty()) return;
-  const int64_t chunks = unit.shards.num_shards();
-  const ElementRange rows = RowsOf(shape[0], chunks, plan.part.rank % chunks);
-  info->set_shape(0, rows.size());
-  info->mutable_part()->mutable_whole_shape()->Add(shape.begin(), shape.end());
-  info->mutable_part()->set_begin(rows.begin);
-}
-
 }  // namespace
 
-size_t LivePlan::EntryOf(size_t tensor) const {
-  return std::upper_bound(entries.begin(), entries.end(), tensor) - entries.begin() - 1;
-}
-
-int64_t LivePlan::SizeBytesOf(size_t entry) const {
-  if (FirstOf(entry).array == LiveArray::kBuffer)
-    return SizeBytes(BufferOf(*layout, FirstOf(entry))).value_or(0);  // It was checked long ago.
-  int64_t numel = 0;
-  for (size_t tensor = entries[entry]; tensor < entries[entry + 1]; ++tensor)
-    numel += tensors[tensor].part.size();
-  return numel * ElementBytesOf(entries[entry]);
+int64_t LivePlan::SizeBytesOf(size_t tensor) const {
+  if (tensors[tensor].array == LiveArray::kBuffer)
+    return SizeBytes(BufferOf(*layout, tensors[tensor])).value_or(0);  // It was checked long ago.
+  return ParameterOf(*layout, tensors[tensor]).numel * ElementBytesOf(tensor);
 }
 
 int64_t LivePlan::TotalBytes() const {
   int64_t size_bytes = 0;
-  for (size_t entry = 0; entry < num_entries(); ++entry) size_bytes += SizeBytesOf(entry);
+  for (size_t tensor = 0; tensor < tensors.size(); ++tensor) size_bytes += SizeBytesOf(tensor);
   return size_bytes;
 }
 
-v1::LiveTensorInfo LivePlan::InfoOf(size_t entry) const {
-  const size_t first = entries[entry];
-  const LiveTensor& tensor = tensors[first];
-  if (tensor.array == LiveArray::kBuffer) return BufferInfo(*this, first);
+v1::LiveTensorInfo LivePlan::InfoOf(size_t number) const {
+  const LiveTensor& tensor = tensors[number];
+  if (tensor.array == LiveArray::kBuffer) return BufferInfo(*this, number);
   v1::LiveTensorInfo info;
   info.set_array(EncodeArray(tensor.array));
-  info.set_dtype(EncodeDType(LayoutDType(dtypes[first]).value_or(DType::kFp32)));
-  if (part.form == LiveForm::kLocal) {
-    const UnitLayout& unit = layout->units[tensor.unit];
-    info.set_parameter(FlatKeyOf(unit));
-    info.set_name(tensor.array == LiveArray::kParameter
-                      ? info.parameter()
-                      : MomentTensorName(info.parameter(), optimizer, tensor.array));
-    info.add_shape(SizeBytesOf(entry) / ElementBytesOf(first));
-    info.mutable_part()->add_whole_shape(unit.flat.unpadded_numel());
-    const ElementRange slice = unit.shards.RangeOf(Rank(part.rank % unit.shards.num_shards()));
-    info.mutable_part()->set_begin(ElementsBefore(unit, slice));
-    return info;
-  }
+  info.set_dtype(EncodeDType(LayoutDType(dtypes[number]).value_or(DType::kFp32)));
   const TensorSpec& spec = ParameterOf(*layout, tensor).spec;
   info.set_name(LiveTensorName(*layout, optimizer, tensor));
   info.set_parameter(spec.name);
-  SetShape(*this, tensor, &info);
+  info.mutable_shape()->Add(spec.shape.begin(), spec.shape.end());
   const auto group = param_groups.find(spec.name);
   if (group != param_groups.end()) info.set_param_group(group->second);
   const auto others = aliases.find(spec.name);
@@ -218,7 +129,6 @@ absl::StatusOr<LivePlan> PlanLiveRead(const JobConfig& config,
   LivePlan plan;
   plan.layout = std::move(layout);
   plan.optimizer = config.optimizer;
-  ASSIGN_OR_RETURN(plan.part, PartOf(query, config));
   for (size_t group = 0; group < config.groups.size(); ++group) {
     for (const std::string& name : config.groups[group].parameter_names)
       plan.param_groups.emplace(name, static_cast<int>(group));
@@ -232,17 +142,10 @@ absl::StatusOr<LivePlan> PlanLiveRead(const JobConfig& config,
     if (IsWanted(selection, {plan.layout->buffers[i].name})) plan.buffers.push_back(i);
   }
   if (plan.parameters.empty() && plan.buffers.empty())
-    return absl::NotFoundError(plan.part.form == LiveForm::kLocal
-                                   ? "no unit's flat part has a name that matches the patterns"
-                                   : "no parameter's name matches the patterns");
+    return absl::NotFoundError("no parameter's name matches the patterns");
   plan.moments = query.moments();
   ASSIGN_OR_RETURN(plan.tensors, LiveTensors(*plan.layout, plan.optimizer, plan.parameters,
-                                             plan.moments, plan.buffers, plan.part));
-  if (plan.part.form == LiveForm::kLocal) RETURN_IF_ERROR(CheckHasFlatParts(plan));
-  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
-    if (BeginsEntry(plan, tensor)) plan.entries.push_back(tensor);
-  }
-  plan.entries.push_back(plan.tensors.size());
+                                             plan.moments, plan.buffers));
   for (const LiveTensor& tensor : plan.tensors) {
     if (tensor.array == LiveArray::kBuffer) {
       plan.dtypes.push_back(BufferOf(*plan.layout, tensor).dtype);
@@ -257,10 +160,6 @@ absl::StatusOr<LivePlan> PlanLiveRead(const JobConfig& config,
 }
 
 absl::Status CheckLiesAsAskedFor(const LivePlan& plan) {
-  if (plan.part.form != LiveForm::kFull) {
-    return absl::FailedPreconditionError(
-        "a rank's part (SHARDED, LOCAL) can be fetched, not mapped");
-  }
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
     const LiveTensor& tensor = plan.tensors[i];
     if (tensor.array == LiveArray::kBuffer) continue;
@@ -271,29 +170,6 @@ absl::Status CheckLiesAsAskedFor(const LivePlan& plan) {
                      Name(kept), ": in ", Name(plan.dtypes[i]), " it can be fetched, not mapped"));
   }
   return absl::OkStatus();
-}
-
-absl::Status AddExtents(const LivePlan& plan, const std::vector<int>& source_of_rank,
-                        std::vector<v1::LiveTensorInfo>* tensors) {
-  return ForEachLiveSlice(*plan.layout, plan.tensors, 0, static_cast<int>(source_of_rank.size()),
-                          [&](const LiveSlice& slice) {
-                            // Slices come in order, so neighbours of one source join.
-                            const int source = source_of_rank[slice.rank];
-                            auto* extents =
-                                (*tensors)[plan.EntryOf(slice.tensor)].mutable_extents();
-                            if (extents->empty() || extents->rbegin()->source() != source)
-                              extents->Add()->set_source(source);
-                            extents->rbegin()->set_numel(extents->rbegin()->numel() + slice.numel);
-                            return absl::OkStatus();
-                          });
-}
-
-absl::StatusOr<std::vector<v1::LiveTensorInfo>> InfosWithExtents(
-    const LivePlan& plan, const std::vector<int>& source_of_rank) {
-  std::vector<v1::LiveTensorInfo> infos;
-  for (size_t entry = 0; entry < plan.num_entries(); ++entry) infos.push_back(plan.InfoOf(entry));
-  RETURN_IF_ERROR(AddExtents(plan, source_of_rank, &infos));
-  return infos;
 }
 
 }  // namespace tessera

@@ -130,50 +130,5 @@ TEST(LiveTensorsTest, SlicesCoverEachTensorOnceInOrder) {
   }
 }
 
-// The parts of all ranks that shard a unit are the tensor again, whichever rank has their elements;
-// and what is sent of one begins at 0 and has no hole.
-TEST(LiveTensorsTest, PartsOfAllRanksAreEachTensorOnceAndSentWithoutAHole) {
-  for (const JobConfig& config : {ConfigOf(1), ConfigOf(2), ConfigOf(3), ConfigOf(8),
-                                  ConfigOf(4, Strategy::kHybridShard, 2)}) {
-    for (const LiveForm form : {LiveForm::kSharded, LiveForm::kLocal}) {
-      SCOPED_TRACE(absl::StrCat(config.world_size, " ranks, form ", static_cast<int>(form)));
-      const ModelLayout layout = LayoutOf(config);
-      using Place = std::pair<int, LiveArray>;  // A parameter's number, and an array.
-      std::map<Place, std::vector<std::pair<int64_t, int64_t>>> given;
-      const int num_parts = static_cast<int>(layout.units[0].shards.num_shards());
-      for (int rank = 0; rank < num_parts; ++rank) {
-        const auto tensors = *LiveTensors(layout, OptimizerKind::kSgd, {0, 1, 2, 3, 4},
-                                          /*moments=*/true, {}, {form, rank});
-        std::map<std::pair<int, LiveArray>, int64_t> sent;  // Of LOCAL by unit, else by parameter.
-        ASSERT_OK(
-            ForEachLiveSlice(layout, tensors, 0, config.world_size, [&](const LiveSlice& slice) {
-              const LiveTensor& tensor = tensors[slice.tensor];
-              const bool is_local = form == LiveForm::kLocal;
-              int64_t& next = sent[{is_local ? tensor.unit : tensor.job_parameter, tensor.array}];
-              EXPECT_EQ(slice.sent_begin_elements, next);
-              next += slice.numel;
-              if (is_local) {
-                EXPECT_EQ(slice.rank, rank);
-              }
-              given[{tensor.job_parameter, tensor.array}].emplace_back(
-                  slice.begin_elements, slice.begin_elements + slice.numel);
-              return absl::OkStatus();
-            }));
-      }
-      for (auto& [place, ranges] : given) {
-        std::sort(ranges.begin(), ranges.end());
-        int64_t next = 0;
-        for (const auto& [begin, end] : ranges) {
-          EXPECT_EQ(begin, next) << "parameter " << place.first;
-          next = end;
-        }
-        EXPECT_EQ(next, NumelOfParameter(layout, place.first));
-      }
-      // Parameters that are not empty, and their moment: frozen ones have one of LOCAL alone.
-      EXPECT_EQ(given.size(), form == LiveForm::kLocal ? 8u : 7u);
-    }
-  }
-}
-
 }  // namespace
 }  // namespace tessera

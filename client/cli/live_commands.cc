@@ -1,7 +1,6 @@
 #include "client/cli/live_commands.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,29 +21,10 @@ namespace {
 
 struct Flags {
   EndpointFlags endpoint;
-  std::string job, out, dtype, form = "full";
-  std::optional<int> rank;
+  std::string job, out, dtype;
   std::vector<std::string> include, exclude;
   bool optimizer = false, no_buffers = false, json = false, through_coordinator = false;
 };
-
-absl::Status SetForm(const Flags& flags, v1::LiveStateQuery* query) {
-  if (flags.form == "sharded") {
-    query->set_form(v1::LIVE_STATE_FORM_SHARDED);
-  } else if (flags.form == "local") {
-    query->set_form(v1::LIVE_STATE_FORM_LOCAL);
-  } else if (flags.form != "full") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--form ", flags.form, ": must be full, sharded or local"));
-  }
-  const bool is_full = query->form() == v1::LIVE_STATE_FORM_FULL;
-  if (is_full && flags.rank.has_value())
-    return absl::InvalidArgumentError("--rank: needs --form sharded or local");
-  if (!is_full && !flags.rank.has_value())
-    return absl::InvalidArgumentError(absl::StrCat("--form ", flags.form, ": needs --rank"));
-  query->set_rank(flags.rank.value_or(0));
-  return absl::OkStatus();
-}
 
 absl::StatusOr<v1::LiveStateQuery> QueryOf(const Flags& flags) {
   v1::LiveStateQuery query;
@@ -53,7 +33,6 @@ absl::StatusOr<v1::LiveStateQuery> QueryOf(const Flags& flags) {
   for (const std::string& pattern : flags.exclude) query.add_exclude(pattern);
   query.set_moments(flags.optimizer);
   query.set_buffers(!flags.no_buffers);
-  RETURN_IF_ERROR(SetForm(flags, &query));
   if (flags.dtype.empty()) return query;
   absl::StatusOr<DType> dtype = ParseDType(flags.dtype);
   RETURN_IF_ERROR(Annotate(dtype.status(), "--dtype"));
@@ -104,10 +83,6 @@ void RegisterGetCommand(CLI::App* app, RunCommand* selected) {
                       "only tensors with matching names, such as 'head.*'");
   command->add_option("--exclude", flags->exclude, "except those with matching names");
   command->add_option("--dtype", flags->dtype, "what to round parameters to: fp32, bf16 or fp16");
-  command->add_option("--form", flags->form,
-                      "full, or what a rank has: sharded (rows) or local (flat parts of units)");
-  command->add_option("--rank", flags->rank,
-                      "the rank whose part to read, with --form sharded or local");
   command->add_flag("--optimizer", flags->optimizer, "their optimizer state too");
   command->add_flag("--no-buffers", flags->no_buffers, "only parameters");
   command->add_flag("--through-coordinator", flags->through_coordinator,

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/safetensors/model_file.h"
 #include "checkpoint/safetensors/safetensors_header.h"
@@ -38,10 +37,6 @@ absl::StatusOr<SafetensorsHeader> HeaderOf(const std::vector<v1::LiveTensorInfo>
   for (const v1::LiveTensorInfo& info : tensors) {
     ASSIGN_OR_RETURN(NamedTensorInfo tensor, TensorInfoOf(info));
     infos.push_back(std::move(tensor));
-    if (info.has_part()) {
-      metadata[absl::StrCat("part.", info.name())] = absl::StrCat(
-          info.part().begin(), " of [", absl::StrJoin(info.part().whole_shape(), ", "), "]");
-    }
     if (IsFirstMoment(info)) infos.push_back({StepTensor(info), {StoredDType::kF32, {}}});
     // Shared storage is not representable in the format; the alias is recorded instead.
     for (const std::string& alias : info.aliases()) metadata[alias] = info.name();

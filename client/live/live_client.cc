@@ -79,11 +79,10 @@ class GrpcLiveClient : public LiveClient {
     if (!reader->Read(&begin) || !reader->Read(&sources))
       return End(reader.get(), &context, absl::OkStatus());
     absl::Status taken;
-    if (!sources.has_sources()) {  // A coordinator that knows no direct queries.
-      taken = take(begin);
-      if (taken.ok()) taken = take(sources);
-      return taken.ok() ? TakeAll(reader.get(), &context, take)
-                        : End(reader.get(), &context, taken);
+    if (!sources.has_sources()) {
+      return End(reader.get(), &context,
+                 absl::DataLossError(absl::StrCat("coordinator ", coordinator_.address,
+                                                  " does not say which workers have the state")));
     }
     std::vector<std::unique_ptr<LiveFetch>> fetches;
     // All of them before anything is taken: one that cannot be reached leaves the other way open.

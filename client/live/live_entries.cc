@@ -11,18 +11,6 @@
 namespace tessera {
 namespace {
 
-v1::LiveStateForm Encode(LiveForm form) {
-  switch (form) {
-    case LiveForm::kFull:
-      return v1::LIVE_STATE_FORM_FULL;
-    case LiveForm::kSharded:
-      return v1::LIVE_STATE_FORM_SHARDED;
-    case LiveForm::kLocal:
-      return v1::LIVE_STATE_FORM_LOCAL;
-  }
-  return v1::LIVE_STATE_FORM_FULL;
-}
-
 absl::StatusOr<LiveArray> Decode(const v1::LiveTensorInfo& info) {
   switch (info.array()) {
     case v1::LIVE_STATE_ARRAY_PARAMETER:
@@ -48,8 +36,6 @@ v1::LiveStateQuery EncodeLiveQuery(const LiveQuery& query) {
   encoded.set_moments(query.moments);
   encoded.set_buffers(query.buffers);
   if (query.dtype.has_value()) encoded.set_dtype(EncodeDType(*query.dtype));
-  encoded.set_form(Encode(query.part.form));
-  encoded.set_rank(query.part.rank);
   return encoded;
 }
 
@@ -67,8 +53,6 @@ absl::StatusOr<LiveEntry> LiveEntryOf(const v1::LiveTensorInfo& info) {
   entry.aliases.assign(info.aliases().begin(), info.aliases().end());
   entry.param_group = info.param_group();
   entry.update_count = info.update_count();
-  entry.whole_shape.assign(info.part().whole_shape().begin(), info.part().whole_shape().end());
-  entry.begin = info.part().begin();
   return entry;
 }
 

@@ -12,7 +12,6 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "client/live/live_entries.h"
-#include "client/live/map_grant.h"
 #include "client/live/mapped_source.h"
 #include "client/live/worker_grant.h"
 
@@ -88,16 +87,14 @@ absl::Status Feed(const LiveVersion& version, absl::Span<const MappedEntry> entr
   return absl::OkStatus();
 }
 
-bool IsOfTheQuery(const absl::Status& status) {
-  return absl::IsNotFound(status) || absl::IsInvalidArgument(status);
-}
-
 // What `visit` made of a map; nothing where none could be had, or none stood for long enough.
 std::optional<absl::StatusOr<VisitedState>> VisitMap(const LiveReaderOptions& options,
                                                      const LiveQuery& query, LiveVisit visit) {
-  if (options.through_coordinator) return std::nullopt;
+  if (options.through_coordinator || options.worker_addresses.empty()) return std::nullopt;
   absl::StatusOr<std::unique_ptr<LiveMap>> map = LiveMap::Open(options, query);
-  if (IsOfTheQuery(map.status())) return map.status();
+  // Nothing else can be asked, or it would say the same.
+  if (absl::IsInvalidArgument(map.status()) || (!map.ok() && options.coordinator_address.empty()))
+    return map.status();
   // Its retries are bounded: each one takes a whole step of training.
   for (int visits = 0; map.ok() && visits < kMaxVisits; ++visits) {
     if (visits > 0 && !(*map)->Refresh().ok()) break;
@@ -117,96 +114,107 @@ LiveMap::~LiveMap() = default;
 
 absl::StatusOr<std::unique_ptr<LiveMap>> LiveMap::Open(const LiveReaderOptions& options,
                                                        const LiveQuery& query) {
-  const v1::LiveStateQuery encoded = EncodeLiveQuery(query);
-  const auto open = [&](auto by) -> absl::StatusOr<std::unique_ptr<LiveMap>> {
-    auto map = std::unique_ptr<LiveMap>(new LiveMap());
-    map->has_groups_ = query.moments;
-    RETURN_IF_ERROR((map.get()->*by)(options, encoded));
-    RETURN_IF_ERROR(map->FindPlaces());
-    RETURN_IF_ERROR(map->Refresh());
-    return map;
-  };
-  if (!options.worker_address.empty()) {
-    auto map = open(&LiveMap::OpenAtWorker);
-    // An error of the query is the same everywhere.
-    if (map.ok() || absl::IsInvalidArgument(map.status()) || options.coordinator_address.empty())
-      return map;
-  }
-  return open(&LiveMap::OpenByCoordinator);
+  auto map = std::unique_ptr<LiveMap>(new LiveMap());
+  map->has_groups_ = query.moments;
+  RETURN_IF_ERROR(map->Ask(options, EncodeLiveQuery(query)));
+  RETURN_IF_ERROR(map->CheckAnswers());
+  RETURN_IF_ERROR(map->FindPlaces());
+  RETURN_IF_ERROR(map->Refresh());
+  return map;
 }
 
-absl::Status LiveMap::OpenAtWorker(const LiveReaderOptions& options,
-                                   const v1::LiveStateQuery& query) {
-  ASSIGN_OR_RETURN(grant_,
-                   WorkerGrant::Open(options.worker_address, query, &sources_.emplace_back()));
+absl::Status LiveMap::Ask(const LiveReaderOptions& options, const v1::LiveStateQuery& query) {
+  if (options.worker_addresses.empty()) {
+    return absl::InvalidArgumentError(
+        "to map a job's state, name the worker of this node that has the job: worker_addresses is "
+        "empty");
+  }
+  for (const std::string& address : options.worker_addresses) {
+    ASSIGN_OR_RETURN(workers_.emplace_back(), WorkerGrant::Open(address, query));
+  }
+  // The elements of a tensor follow each other as the ranks do.
+  std::sort(workers_.begin(), workers_.end(), [](const auto& a, const auto& b) {
+    return a->answer().first_rank() < b->answer().first_rank();
+  });
   return absl::OkStatus();
 }
 
-absl::Status LiveMap::OpenByCoordinator(const LiveReaderOptions& options,
-                                        const v1::LiveStateQuery& query) {
-  ASSIGN_OR_RETURN(
-      grant_, MapGrant::Open({options.coordinator_address, options.tls, options.insecure_connect},
-                             options.keepalive, query));
-  for (const v1::LiveMapSource& source : grant_->ready().sources()) {
-    absl::StatusOr<std::unique_ptr<MappedSource>> claimed = MappedSource::Claim(source);
-    // Its worker then knows the session no more, as one of another host does not.
-    if (absl::IsFailedPrecondition(claimed.status()) && grant_->has_ended())
-      return absl::UnavailableError(grant_->why_ended().message());
-    ASSIGN_OR_RETURN(sources_.emplace_back(), std::move(claimed));
+absl::Status LiveMap::CheckAnswers() const {
+  const v1::LiveMapAnswer& first = workers_[0]->answer();
+  for (size_t i = 1; i < workers_.size(); ++i) {
+    const v1::LiveMapAnswer& other = workers_[i]->answer();
+    const std::string who = absl::StrCat(workers_[i - 1]->who(), " and ", workers_[i]->who());
+    if (other.first_rank() == workers_[i - 1]->answer().first_rank())
+      return absl::InvalidArgumentError(absl::StrCat(who, " are one"));
+    // One that lost its coordinator may hold memory that the job has no more. It is in an epoch of
+    // the past then.
+    if (other.generation() != first.generation() || other.epoch() != first.epoch()) {
+      return absl::UnavailableError(absl::StrCat(
+          who, " are not in one epoch of the job: ", other.epoch(), " is not ", first.epoch()));
+    }
+    bool is_same = other.tensors_size() == first.tensors_size();
+    for (int t = 0; is_same && t < first.tensors_size(); ++t)
+      is_same = other.tensors(t).SerializeAsString() == first.tensors(t).SerializeAsString();
+    if (!is_same) return absl::DataLossError(absl::StrCat(who, " have other tensors"));
   }
-  if (sources_.empty()) return absl::DataLossError("the coordinator named no worker");
   return absl::OkStatus();
 }
 
 absl::Status LiveMap::FindPlaces() {
-  // Slices come in the order of the tensors: each source is read once through.
-  std::vector<int> next(sources_.size(), 0);  // By source: its next slice.
+  const v1::LiveMapAnswer& answer = workers_[0]->answer();
   int parameter = -1;
-  for (const v1::LiveTensorInfo& info : grant_->tensors()) {
+  for (const v1::LiveTensorInfo& info : answer.tensors()) {
     MappedEntry& mapped = entries_.emplace_back();
-    std::vector<Place>& places = places_.emplace_back();
     ASSIGN_OR_RETURN(mapped.entry, LiveEntryOf(info));
-    const LiveEntry& entry = mapped.entry;
-    if (entry.array == LiveArray::kParameter) ++parameter;
-    counts_.push_back(entry.array == LiveArray::kBuffer ? -1 : parameter);
-    const int64_t element_bytes = SizeBits(entry.dtype) / 8;
-    const absl::Status mismatch = absl::DataLossError(absl::StrCat(
-        "tensor '", entry.name, "': its workers gave other parts of it than they have"));
-    int64_t found_bytes = 0;
-    for (const v1::LiveExtent& extent : info.extents()) {
-      // Written so that no product can overflow.
-      if (extent.source() < 0 || extent.source() >= static_cast<int>(sources_.size()) ||
-          extent.numel() < 0 || extent.numel() > (entry.size_bytes - found_bytes) / element_bytes)
-        return mismatch;
-      const v1::LiveMapGiven& given = sources_[extent.source()]->given();
-      int& slice = next[extent.source()];
-      for (int64_t left_bytes = extent.numel() * element_bytes; left_bytes > 0; ++slice) {
-        if (slice >= given.slices_size()) return mismatch;
-        const v1::LiveMapSlice& found = given.slices(slice);
-        // Aligned by elements, since readers use them as such.
-        if (found.size_bytes() > left_bytes || found.size_bytes() % element_bytes != 0 ||
-            found.even_offset_bytes() % element_bytes != 0 ||
-            found.odd_offset_bytes() % element_bytes != 0)
-          return mismatch;
-        left_bytes -= found.size_bytes();
-        found_bytes += found.size_bytes();
-        places.push_back({extent.source(), slice});
-      }
-    }
-    // Not more and not less, so that spans cover the entry.
-    if (found_bytes != entry.size_bytes) return mismatch;
-    mapped.spans.resize(places.size());
+    if (mapped.entry.array == LiveArray::kParameter) ++parameter;
+    counts_.push_back(mapped.entry.array == LiveArray::kBuffer ? -1 : parameter);
   }
-  for (const auto& source : sources_) {
-    if (source->given().parameters_size() != parameter + 1)
-      return absl::DataLossError("a worker gave the numbers of other parameters");
+  places_.resize(entries_.size());
+  std::vector<int64_t> found_bytes(entries_.size(), 0);
+  for (size_t w = 0; w < workers_.size(); ++w) {
+    const v1::LiveMapGiven& given = workers_[w]->source().given();
+    if (given.parameters_size() != parameter + 1) {
+      return absl::DataLossError(
+          absl::StrCat(workers_[w]->who(), " gave the numbers of other parameters"));
+    }
+    for (int number = 0; number < given.slices_size(); ++number) {
+      const v1::LiveMapSlice& slice = given.slices(number);
+      const int tensor = slice.tensor();
+      if (tensor < 0 || tensor >= static_cast<int>(entries_.size()))
+        return absl::DataLossError(absl::StrCat(workers_[w]->who(), " gave tensor ", tensor));
+      const LiveEntry& entry = entries_[tensor].entry;
+      const int64_t element_bytes = SizeBits(entry.dtype) / 8;
+      // Aligned by elements, since readers use them as such. Written so that no sum can overflow.
+      if (slice.size_bytes() > entry.size_bytes - found_bytes[tensor] ||
+          slice.size_bytes() % element_bytes != 0 ||
+          slice.even_offset_bytes() % element_bytes != 0 ||
+          slice.odd_offset_bytes() % element_bytes != 0) {
+        return absl::DataLossError(absl::StrCat("tensor '", entry.name, "': ", workers_[w]->who(),
+                                                " gave another part of it than it has"));
+      }
+      found_bytes[tensor] += slice.size_bytes();
+      places_[tensor].push_back({static_cast<int>(w), number});
+    }
+  }
+  // Not more and not less, so that spans cover each entry.
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const LiveEntry& entry = entries_[i].entry;
+    if (found_bytes[i] < entry.size_bytes) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(workers_[0]->who(),
+                       ": other workers have ranks of the job: name them all, or fetch its "
+                       "state; tensor '",
+                       entry.name, "' has ", entry.size_bytes, " bytes, of which ", found_bytes[i],
+                       " are here"));
+    }
+    entries_[i].spans.resize(places_[i].size());
   }
   return absl::OkStatus();
 }
 
 bool LiveMap::Stands(int64_t step) const {
-  for (const auto& source : sources_)
-    if (!source->Stands(step)) return false;
+  for (const auto& worker : workers_)
+    if (!worker->source().Stands(step)) return false;
   return true;
 }
 
@@ -214,8 +222,8 @@ bool LiveMap::Validate() const { return Stands(version_.committed_step); }
 
 absl::Status LiveMap::AwaitWhole(int64_t step) const {
   const absl::Time deadline = SteadyNow() + kStepPatience;
-  for (const auto& source : sources_) {
-    for (int looks = 0; !source->IsWhole(step); ++looks) {
+  for (const auto& worker : workers_) {
+    for (int looks = 0; !worker->source().IsWhole(step); ++looks) {
       // The words of a read-only mapping cannot be slept on: their writer would not be told.
       if (looks < kYields) {
         std::this_thread::yield();
@@ -237,20 +245,20 @@ absl::Status LiveMap::AwaitWhole(int64_t step) const {
 absl::Status LiveMap::Show(int64_t step) {
   RETURN_IF_ERROR(AwaitWhole(step));
   // Numbers are read like the values: they count only if the step still stands afterwards.
-  const MappedNumbers numbers = sources_[0]->Numbers(step);
+  const MappedNumbers numbers = workers_[0]->source().Numbers(step);
   if (!Stands(step))
     return absl::AbortedError(absl::StrCat("step ", step, " is overwritten already"));
-  version_.generation = grant_->ready().generation();
+  version_.generation = workers_[0]->answer().generation();
   version_.committed_step = step;
   version_.trained_step = numbers.trained_step;
   version_.num_entries = static_cast<int64_t>(entries_.size());
-  version_.size_bytes = grant_->ready().size_bytes();
+  version_.size_bytes = workers_[0]->answer().size_bytes();
   if (has_groups_) version_.groups = numbers.groups;
   for (size_t i = 0; i < entries_.size(); ++i) {
     entries_[i].entry.update_count = counts_[i] < 0 ? 0 : numbers.update_counts[counts_[i]];
     for (size_t j = 0; j < places_[i].size(); ++j) {
       const Place& place = places_[i][j];
-      entries_[i].spans[j] = sources_[place.source]->Slice(place.slice, step);
+      entries_[i].spans[j] = workers_[place.worker]->source().Slice(place.slice, step);
     }
   }
   return absl::OkStatus();
@@ -259,13 +267,14 @@ absl::Status LiveMap::Show(int64_t step) {
 absl::Status LiveMap::Refresh() {
   absl::Status status;
   for (int tries = 0; tries < kMaxTries; ++tries) {
-    if (grant_->has_ended()) {
-      return absl::UnavailableError(
-          absl::StrCat("nothing newer is mapped: ", grant_->why_ended().message()));
+    for (const auto& worker : workers_) {
+      const absl::Status ended = worker->why_ended();
+      if (ended.ok()) continue;
+      return absl::UnavailableError(absl::StrCat("nothing newer is mapped: ", ended.message()));
     }
     int64_t newest = 0;
     // Some rank has applied it, so it is decided. The others are waited for.
-    for (const auto& source : sources_) newest = std::max(newest, source->Newest());
+    for (const auto& worker : workers_) newest = std::max(newest, worker->source().Newest());
     // Words of shared memory are untrusted: the step after the next is computed from it.
     if (newest > kMaxStep)
       return absl::DataLossError(absl::StrCat("a worker says that step ", newest, " is there"));

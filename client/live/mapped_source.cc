@@ -1,20 +1,16 @@
 #include "client/live/mapped_source.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/rpc/worker_socket.h"
 #include "job/job_codec.h"
-#include "shm/local_messages.h"
 #include "shm/shared_file.h"
 
 namespace tessera {
 namespace {
 
-constexpr int64_t kMaxGivenBytes = 256 << 20;
 constexpr int64_t kWordBytes = 8;
 constexpr int64_t kCountBytes = 4;
 constexpr int64_t kNumbersOfGroup = 6;
@@ -49,13 +45,6 @@ absl::Status CheckNumbers(const v1::LiveMapGiven& given, const v1::LiveMapNumber
                                           " bytes"));
 }
 
-absl::StatusOr<v1::LiveMapGiven> ReadGiven(int fd) {
-  ASSIGN_OR_RETURN(const std::string bytes, ReadSealedFile(fd, kMaxGivenBytes));
-  v1::LiveMapGiven given;
-  if (!given.ParseFromString(bytes)) return absl::DataLossError("the received message is empty");
-  return given;
-}
-
 }  // namespace
 
 absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_t>& region_sizes) {
@@ -87,33 +76,6 @@ absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_
         slice.odd_offset_bytes(), " of region ", slice.region(), " of ", region_bytes, " bytes"));
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Claim(const v1::LiveMapSource& source) {
-  const std::string who = absl::StrCat("worker '", source.worker_id(), "'");
-  const auto claim = [&]() -> absl::StatusOr<std::unique_ptr<MappedSource>> {
-    ASSIGN_OR_RETURN(const UniqueFd socket, ConnectToWorker(source.descriptor_socket()));
-    v1::LocalRequest request;
-    request.set_map_session(source.session());
-    ASSIGN_OR_RETURN(const Packet packet, AskWorker(socket.get(), EncodeRequest(request)));
-    RETURN_IF_ERROR(ParseReply(packet.bytes).status());
-    if (packet.fds.empty()) return absl::DataLossError("no descriptors arrived");
-    ASSIGN_OR_RETURN(v1::LiveMapGiven given, ReadGiven(packet.fds[0].get()));
-    // Descriptors that are not used close with the packet.
-    return Map(std::move(given), absl::MakeSpan(packet.fds).subspan(1));
-  };
-  absl::StatusOr<std::unique_ptr<MappedSource>> mapped = claim();
-  // Another worker may have such a path on this host, and knows no such session.
-  if (absl::IsNotFound(mapped.status())) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(who, " is not on this host: ", mapped.status().message()));
-  }
-  // The query is what the coordinator has found good.
-  // Not the caller's mistake, so the code must not say so.
-  if (absl::IsInvalidArgument(mapped.status()))
-    return absl::DataLossError(absl::StrCat(who, ": ", mapped.status().message()));
-  if (!mapped.ok()) return Annotate(mapped.status(), who);
-  return mapped;
 }
 
 absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Map(

@@ -32,14 +32,9 @@ struct MappedNumbers {
 
 class MappedSource {
  public:
-  // Errors, naming the worker:
-  //   FailedPrecondition  it is not on this host, or another user's
-  //   DataLoss            what came is not what was said to come
-  //   Unavailable         it does not answer
-  //   ResourceExhausted   no descriptors or memory
-  static absl::StatusOr<std::unique_ptr<MappedSource>> Claim(const v1::LiveMapSource& source);
-  // Maps what came otherwise: `regions` are what `given` is about. Errors: DataLoss,
-  // ResourceExhausted, as above.
+  // `regions` are what `given` is about.
+  // Errors: DataLoss           what came is not what was said to come
+  //         ResourceExhausted  no memory
   static absl::StatusOr<std::unique_ptr<MappedSource>> Map(v1::LiveMapGiven given,
                                                            absl::Span<const UniqueFd> regions);
 

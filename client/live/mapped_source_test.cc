@@ -1,8 +1,8 @@
-// What a client does with what a worker gives it. The worker is the test, which means no good.
+// What a client makes of the memory and the places that a worker gives it. The worker is the test,
+// which means no good.
 #include "client/live/mapped_source.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,17 +10,14 @@
 #include <functional>
 #include <limits>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shm/fd_passing.h"
-#include "shm/local_messages.h"
 #include "shm/region.h"
-#include "shm/shared_file.h"
-#include "sys/socket.h"
 
 namespace tessera {
 namespace {
@@ -130,73 +127,38 @@ TEST(CheckPlacesTest, WhateverIsOutsideOfARegionIsRefused) {
 class MappedSourceTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = "/tmp/tessera-mapped-XXXXXX";
-    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
-    ASSERT_OK_AND_ASSIGN(listener_, ListenPacketSocket(folder_ + "/d.sock"));
-    source_.set_worker_id("w");
-    source_.set_descriptor_socket(folder_ + "/d.sock");
-    source_.set_session("map-1");
-    auto group = SharedRegion::Create("group", kRegionBytes);
-    auto state = SharedRegion::Create("state", kRegionBytes);
-    ASSERT_OK(group.status());
-    ASSERT_OK(state.status());
-    group_ = std::move(*group).TakeFd();
-    state_ = std::move(*state).TakeFd();
+    group_ = NewRegion();
+    state_ = NewRegion();
     ASSERT_OK_AND_ASSIGN(words_, Mapping::CreateWhole(group_.get(), Access::kReadWrite));
   }
-  void TearDown() override {
-    listener_.Reset();
-    unlink((folder_ + "/d.sock").c_str());
-    EXPECT_EQ(rmdir(folder_.c_str()), 0);
+  static UniqueFd NewRegion() {
+    auto region = SharedRegion::Create("region", kRegionBytes);
+    EXPECT_OK(region.status());
+    return std::move(*region).TakeFd();
   }
-  // Answers the next client; null: by closing.
-  std::thread Answer(std::function<absl::Status(int socket)> answer) {
-    return std::thread([this, answer = std::move(answer)] {
-      const UniqueFd socket(accept(listener_.get(), nullptr, nullptr));
-      ASSERT_TRUE(socket.valid());
-      ASSERT_OK(ReceivePacket(socket.get()).status());
-      if (answer != nullptr) {
-        EXPECT_OK(answer(socket.get()));
-      }
-    });
-  }
-  absl::StatusOr<std::unique_ptr<MappedSource>> ClaimFrom(
-      std::function<absl::Status(int socket)> answer) {
-    std::thread worker = Answer(std::move(answer));
-    auto claimed = MappedSource::Claim(source_);
-    worker.join();
-    return claimed;
-  }
-  static UniqueFd FileOf(const v1::LiveMapGiven& given) {
-    auto file = MakeSealedFile("given", given.SerializeAsString());
-    EXPECT_OK(file.status());
-    return *std::move(file);
+  static absl::StatusOr<std::unique_ptr<MappedSource>> MapOf(const v1::LiveMapGiven& given,
+                                                             const std::vector<int>& fds) {
+    std::vector<UniqueFd> regions;
+    for (const int fd : fds) regions.emplace_back(dup(fd));
+    return MappedSource::Map(given, regions);
   }
   std::atomic<int64_t>& Word(int64_t offset_bytes) {
     return *reinterpret_cast<std::atomic<int64_t>*>(words_.data() + offset_bytes);
   }
   void ExpectDataLoss(const std::vector<int>& fds, const std::string& why) {
-    const auto claimed = ClaimFrom(
-        [&](int socket) { return SendPacket(socket, EncodeReply(absl::OkStatus()), fds); });
-    EXPECT_THAT(claimed.status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(why)));
-    EXPECT_THAT(std::string(claimed.status().message()), HasSubstr("worker 'w'"));
+    EXPECT_THAT(MapOf(GoodPlaces(), fds).status(),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr(why)));
   }
 
-  std::string folder_;
-  UniqueFd listener_, group_, state_;
+  UniqueFd group_, state_;
   Mapping words_;
-  v1::LiveMapSource source_;
 };
 
 TEST_F(MappedSourceTest, ShowsTheSlicesOfAVersionAndWhetherItStands) {
   ASSERT_OK_AND_ASSIGN(const Mapping state, Mapping::CreateWhole(state_.get(), Access::kReadWrite));
   memset(state.data(), 'e', 100);
   memset(state.data() + kRegionBytes - 100, 'o', 100);
-  const UniqueFd file = FileOf(GoodPlaces());
-  ASSERT_OK_AND_ASSIGN(const auto mapped, ClaimFrom([&](int socket) {
-                         return SendPacket(socket, EncodeReply(absl::OkStatus()),
-                                           {file.get(), group_.get(), state_.get()});
-                       }));
+  ASSERT_OK_AND_ASSIGN(const auto mapped, MapOf(GoodPlaces(), {group_.get(), state_.get()}));
   EXPECT_EQ(mapped->Slice(0, 4), std::string(100, 'e'));
   EXPECT_EQ(mapped->Slice(0, 5), std::string(100, 'o'));
   EXPECT_FALSE(mapped->IsWhole(4));
@@ -213,48 +175,20 @@ TEST_F(MappedSourceTest, ShowsTheSlicesOfAVersionAndWhetherItStands) {
 }
 
 TEST_F(MappedSourceTest, WhatIsNotAsItSaysIsRefusedBeforeItIsTouched) {
-  const UniqueFd good = FileOf(GoodPlaces());
-  ExpectDataLoss({}, "no descriptors arrived");
-  ExpectDataLoss({good.get()}, "no words");
-  ExpectDataLoss({good.get(), group_.get()}, "of region 1");
-  ExpectDataLoss({group_.get(), group_.get(), state_.get()}, "may change");
-  ASSERT_OK_AND_ASSIGN(const UniqueFd nonsense, MakeSealedFile("given", "\xff\xff\xff"));
-  ExpectDataLoss({nonsense.get(), group_.get(), state_.get()}, "is empty");
+  ExpectDataLoss({}, "no words");
+  ExpectDataLoss({group_.get()}, "of region 1");
   // Memory that its sender can make smaller: a look at it might end this process.
   const UniqueFd shrinks(memfd_create("shrinks", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(shrinks.get(), kRegionBytes), 0);
-  ExpectDataLoss({good.get(), group_.get(), shrinks.get()}, "may shrink");
-  ExpectDataLoss({good.get(), shrinks.get(), state_.get()}, "may shrink");
+  ExpectDataLoss({group_.get(), shrinks.get()}, "may shrink");
+  ExpectDataLoss({shrinks.get(), state_.get()}, "may shrink");
   const UniqueFd empty(memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(fcntl(empty.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
-  ExpectDataLoss({good.get(), group_.get(), state_.get(), empty.get()}, "an empty region");
+  ExpectDataLoss({group_.get(), state_.get(), empty.get()}, "an empty region");
   ASSERT_OK_AND_ASSIGN(const SharedRegion small, SharedRegion::Create("small", 50));
-  ExpectDataLoss({good.get(), group_.get(), small.fd()}, "of 50 bytes");
+  ExpectDataLoss({group_.get(), small.fd()}, "of 50 bytes");
   ASSERT_OK_AND_ASSIGN(const auto pair, CreatePacketSocketPair());
-  ExpectDataLoss({good.get(), group_.get(), pair.first.get()}, "not memory");
-}
-
-TEST_F(MappedSourceTest, WorkerThatSaysNoOrNothingIsAnErrorByName) {
-  const auto says = [](const absl::Status& status) {
-    return [status](int socket) { return SendPacket(socket, EncodeReply(status)); };
-  };
-  EXPECT_THAT(
-      ClaimFrom(says(absl::NotFoundError("no such session"))).status(),
-      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'w' is not on this host")));
-  EXPECT_THAT(ClaimFrom(says(absl::ResourceExhaustedError("no more"))).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("worker 'w': no more")));
-  EXPECT_THAT(ClaimFrom(says(absl::InvalidArgumentError("no such parameters"))).status(),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("worker 'w': no such parameters")));
-  EXPECT_THAT(ClaimFrom([](int socket) { return SendPacket(socket, "what?"); }).status(),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not a reply")));
-  EXPECT_THAT(ClaimFrom(nullptr).status(),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("closed")));
-  source_.set_descriptor_socket(folder_ + "/none.sock");
-  EXPECT_THAT(MappedSource::Claim(source_).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("not on this host")));
-  source_.set_descriptor_socket(std::string(1000, 'x'));
-  EXPECT_THAT(MappedSource::Claim(source_).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("longer")));
+  ExpectDataLoss({group_.get(), pair.first.get()}, "not memory");
 }
 
 TEST_F(MappedSourceTest, NumbersOfAVersionThatWasTrainedAreThoseAndElseTheJobsOwn) {
@@ -265,11 +199,7 @@ TEST_F(MappedSourceTest, NumbersOfAVersionThatWasTrainedAreThoseAndElseTheJobsOw
     numbers->set_groups_offset_bytes(128);
   }
   given.mutable_even()->set_trained_step_offset_bytes(8);
-  const UniqueFd file = FileOf(given);
-  ASSERT_OK_AND_ASSIGN(const auto mapped, ClaimFrom([&](int socket) {
-                         return SendPacket(socket, EncodeReply(absl::OkStatus()),
-                                           {file.get(), group_.get(), state_.get()});
-                       }));
+  ASSERT_OK_AND_ASSIGN(const auto mapped, MapOf(given, {group_.get(), state_.get()}));
   const uint32_t counts[] = {7, 8, 9};
   memcpy(words_.data() + 64, counts, sizeof(counts));
   const double values[] = {1, 2, 3, 4, 5, 6};

@@ -39,12 +39,10 @@ absl::StatusOr<ReadAnswer> Read(const Packet& packet) {
 
 }  // namespace
 
-absl::Status WorkerGrant::Ask(const v1::LiveStateQuery& query,
-                              std::unique_ptr<MappedSource>* source) {
+absl::Status WorkerGrant::Ask(const v1::LiveStateQuery& query) {
   v1::LocalRequest request;
   *request.mutable_map() = query;
   const std::string text = EncodeRequest(std::move(request));
-  // The coordinator takes longer ones.
   if (text.size() > kMaxPacketBytes) {
     return absl::FailedPreconditionError(
         absl::StrCat("a query of ", text.size(), " bytes is too long for it"));
@@ -52,24 +50,20 @@ absl::Status WorkerGrant::Ask(const v1::LiveStateQuery& query,
   ASSIGN_OR_RETURN(const Packet packet, AskWorker(socket_.get(), text));
   ASSIGN_OR_RETURN(ReadAnswer read, Read(packet));
   // The regions are mapped before their descriptors close with the packet.
-  ASSIGN_OR_RETURN(*source,
+  ASSIGN_OR_RETURN(source_,
                    MappedSource::Map(std::move(*read.answer.mutable_given()), read.regions));
-  tensors_.assign(std::make_move_iterator(read.answer.mutable_tensors()->begin()),
-                  std::make_move_iterator(read.answer.mutable_tensors()->end()));
-  ready_.set_generation(read.answer.generation());
-  ready_.set_size_bytes(read.answer.size_bytes());
+  answer_ = std::move(read.answer);
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<WorkerGrant>> WorkerGrant::Open(
-    const std::string& worker_address, const v1::LiveStateQuery& query,
-    std::unique_ptr<MappedSource>* source) {
+absl::StatusOr<std::unique_ptr<WorkerGrant>> WorkerGrant::Open(const std::string& worker_address,
+                                                               const v1::LiveStateQuery& query) {
   const std::string who = absl::StrCat("worker at ", worker_address);
   ASSIGN_OR_RETURN(const std::string path, DescriptorSocketOf(worker_address));
   absl::StatusOr<UniqueFd> socket = ConnectToWorker(path);
   if (!socket.ok()) return Annotate(socket.status(), who);
   std::unique_ptr<WorkerGrant> grant(new WorkerGrant(who, *std::move(socket)));
-  const absl::Status asked = grant->Ask(query, source);
+  const absl::Status asked = grant->Ask(query);
   if (!asked.ok()) return Annotate(asked, who);
   return grant;
 }

@@ -21,7 +21,6 @@
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/hand_over.grpc.pb.h"
-#include "proto/live_map.pb.h"
 #include "proto/live_put.pb.h"
 #include "proto/live_state.pb.h"
 #include "proto/saves.grpc.pb.h"
@@ -61,8 +60,6 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
       {"LiveState.ListLiveState", kReaders},
       {"LiveState.GetLiveState", kReaders},
       {"LiveRelay.Relay", kWorkers},
-      {"LiveMap.MapLiveState", kReaders},
-      {"LiveMapRelay.Relay", kWorkers},
       {"LivePut.PutLiveState", kChangers},
       {"LivePutRelay.Relay", kWorkers},
       {"HandOvers.Offer", kChangers},
@@ -80,7 +77,7 @@ std::vector<const MethodDescriptor*> Methods() {
   for (const google::protobuf::FileDescriptor* file :
        {v1::Job::descriptor()->file(), v1::Save::descriptor()->file(),
         v1::HandOverInfo::descriptor()->file(), v1::LiveStateQuery::descriptor()->file(),
-        v1::LiveMapReply::descriptor()->file(), v1::PutReply::descriptor()->file()}) {
+        v1::PutReply::descriptor()->file()}) {
     for (int s = 0; s < file->service_count(); ++s) {
       if (file->service(s)->name() == "LiveFetch") continue;  // The workers'.
       for (int m = 0; m < file->service(s)->method_count(); ++m)

@@ -16,7 +16,6 @@
 #include "net/test_certificates.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
-#include "proto/live_map.grpc.pb.h"
 #include "proto/live_put.grpc.pb.h"
 
 namespace tessera::coordinator {
@@ -120,10 +119,8 @@ TEST_F(LimitsTest, StreamThatSaysNothingEndsByNameAndAWorkersDoes) {
                     HasSubstr(absl::StrCat("client 'certificate:", who,
                                            "' has not sent the request within 50ms")));
   };
-  grpc::ClientContext mapping, putting, connecting;
+  grpc::ClientContext putting, connecting;
   const auto client = ChannelOf("client");
-  const auto map = v1::LiveMap::NewStub(client);
-  EXPECT_THAT(FromGrpcStatus(map->MapLiveState(&mapping)->Finish()), is_late("client"));
   const auto put = v1::LivePut::NewStub(client);
   v1::PutReply reply;
   EXPECT_THAT(FromGrpcStatus(put->PutLiveState(&putting, &reply)->Finish()), is_late("client"));
@@ -150,8 +147,9 @@ TEST_F(LimitsTest, WorkerConnectsHoweverManyCallsItsIdentityHas) {
   for (int i = 0; i < 2 * kMaxCalls; ++i) {
     contexts.push_back(std::make_unique<grpc::ClientContext>());
     greedy.emplace_back([&greedy_channel, context = contexts.back().get()] {
-      const auto map = v1::LiveMap::NewStub(greedy_channel);
-      EXPECT_FALSE(map->MapLiveState(context)->Finish().ok());
+      const auto put = v1::LivePut::NewStub(greedy_channel);
+      v1::PutReply reply;
+      EXPECT_FALSE(put->PutLiveState(context, &reply)->Finish().ok());
     });
   }
   TestWorker worker(ChannelOf("worker"), "node");

@@ -14,8 +14,8 @@
 #include "coordinator/service/gate.h"
 #include "coordinator/service/hand_over/hand_over_service.h"
 #include "coordinator/service/live/live_service.h"
-#include "coordinator/service/live/map_service.h"
 #include "coordinator/service/live/put_service.h"
+#include "coordinator/service/live/relay_service.h"
 #include "coordinator/service/serve.h"
 #include "coordinator/service/services.h"
 #include "coordinator/storage/memory_journal.h"
@@ -118,12 +118,10 @@ class GrpcCoordinatorServer : public CoordinatorServer {
         membership_(host_.get(), &gate_, options.heartbeat_interval, options.worker_timeout),
         checkpoints_(host_.get(), &gate_),
         live_state_(host_.get(), &gate_, &live_hub_, LiveTimesOf(options)),
-        live_relay_(&gate_, &live_hub_),
-        live_map_(host_.get(), &gate_, &map_hub_, LiveTimesOf(options)),
-        map_relay_(&gate_, &map_hub_),
+        live_relay_("LiveRelay", &gate_, &live_hub_.sessions),
         live_put_(host_.get(), &gate_, &put_hub_, PutTimesOf(options)),
-        put_relay_(&gate_, &put_hub_),
-        hand_overs_(host_.get(), &gate_, &live_hub_, LiveTimesOf(options)),
+        put_relay_("LivePutRelay", &gate_, &put_hub_.sessions),
+        hand_overs_(host_.get(), &gate_, &live_hub_.sessions, LiveTimesOf(options)),
         calls_(&gate_) {}
   ~GrpcCoordinatorServer() override { Stop(); }
 
@@ -144,13 +142,10 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   CheckpointsService checkpoints_;
   LiveHub live_hub_;
   LiveStateService live_state_;
-  LiveRelayService live_relay_;
-  MapHub map_hub_;
-  LiveMapService live_map_;
-  LiveMapRelayService map_relay_;
+  RelayService<v1::LiveCommand, v1::LiveEvent> live_relay_;
   PutHub put_hub_;
   LivePutService live_put_;
-  LivePutRelayService put_relay_;
+  RelayService<v1::PutCommand, v1::PutEvent> put_relay_;
   HandOverService hand_overs_;
   CallServer calls_;
   std::unique_ptr<grpc::Server> server_;
@@ -181,8 +176,6 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   checkpoints_.AddTo(&calls_);
   live_state_.AddTo(&calls_);
   live_relay_.AddTo(&calls_);
-  live_map_.AddTo(&calls_);
-  map_relay_.AddTo(&calls_);
   live_put_.AddTo(&calls_);
   put_relay_.AddTo(&calls_);
   hand_overs_.AddTo(&calls_);

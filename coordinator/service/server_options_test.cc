@@ -18,7 +18,6 @@
 #include "proto/grpc_status.h"
 #include "proto/hand_over.pb.h"
 #include "proto/health.grpc.pb.h"
-#include "proto/live_map.pb.h"
 #include "proto/live_put.pb.h"
 #include "proto/live_state.pb.h"
 #include "proto/saves.pb.h"
@@ -126,8 +125,8 @@ TEST(ServerOptionsTest, EveryMethodOfTheProtosIsServedAndNoOther) {
   int num_methods = 0;
   for (const google::protobuf::Descriptor* message :
        {v1::GetJobRequest::descriptor(), v1::RequestSaveRequest::descriptor(),
-        v1::LiveStateQuery::descriptor(), v1::LiveMapReply::descriptor(),
-        v1::PutRequest::descriptor(), v1::OfferRequest::descriptor()}) {
+        v1::LiveStateQuery::descriptor(), v1::PutRequest::descriptor(),
+        v1::OfferRequest::descriptor()}) {
     for (int i = 0; i < message->file()->service_count(); ++i) {
       const google::protobuf::ServiceDescriptor* service = message->file()->service(i);
       if (service->name() == "LiveFetch") continue;  // The workers'.

@@ -22,17 +22,7 @@ namespace tessera {
 namespace bench {
 namespace {
 
-enum Series {
-  kFetch,
-  kRelayed,
-  kPlain,
-  kAgain,
-  kOpen,
-  kOpenByCoordinator,
-  kRenew,
-  kFloor,
-  kOwnMemory
-};
+enum Series { kFetch, kRelayed, kPlain, kAgain, kOpen, kRenew, kFloor, kOwnMemory };
 
 constexpr int kUnits = 4;
 constexpr int64_t kUnitNumel = 11 << 19;
@@ -87,9 +77,8 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig&
   }
   member->Barrier();
   StreamClient live(cluster.coordinator_address()), plain(absl::StrCat("127.0.0.1:", *port));
-  LiveReaderOptions at_worker, by_coordinator;
-  at_worker.worker_address = cluster.worker_address();
-  by_coordinator.coordinator_address = cluster.coordinator_address();
+  LiveReaderOptions at_worker;
+  at_worker.worker_addresses = {cluster.worker_address()};
   std::unique_ptr<LiveMap> map;
   if (member->rank() == 0) map = OpenMap(at_worker);
   while (member->NextRound()) {
@@ -102,7 +91,6 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig&
       member->Note(kOpen, SecondsOf([&] { another = OpenMap(at_worker); }));
       member->Note(kOwnMemory, static_cast<double>(OwnBytes() - before) / (1 << 20));
       another.reset();
-      member->Note(kOpenByCoordinator, SecondsOf([&] { another = OpenMap(by_coordinator); }));
       member->Note(kFetch, live.SecondsForFetch("live", kStateBytes));
       member->Note(kRelayed, live.SecondsFor("live", kStateBytes));
       member->Note(kPlain, plain.SecondsForPlain(kStateBytes, /*again=*/false));
@@ -156,12 +144,10 @@ absl::StatusOr<std::vector<Row>> BenchLiveState(int size, int rounds,
                     better, aim, aim, result.loaded_rounds});
   };
   const std::string floor = " / descriptors passed and mapped";
-  // The aims are of all that a process on the worker's host does; what is there once a map is open
-  // has none, nor has the coordinator's leave, which jobs of several workers take.
+  // The aims are of all that a process on the worker's node does; what is there once a map is open
+  // has none.
   ratio(bytes + ": a map opened" + floor, kOpen, kFloor, Better::kLower, 3);
   ratio(bytes + ": live state from its worker / a map opened", kFetch, kOpen, Better::kHigher, 500);
-  ratio(bytes + ": a map opened by the coordinator's leave" + floor, kOpenByCoordinator, kFloor,
-        Better::kNeither, 0);
   ratio(bytes + ": its newest version shown in an open map" + floor, kRenew, kFloor,
         Better::kNeither, 0);
   ratio(bytes + ": live state from its worker / its newest version shown in an open map", kFetch,

@@ -38,9 +38,6 @@ using testing_support::ReadFile;
 
 constexpr int kAtOnce = 8;  // As many clients as may map one job.
 
-// The server that a client asks for maps.
-enum class Way { kCoordinator, kWorker };
-
 class LiveMapKillTest : public LiveCluster {
  protected:
   void Start(const std::string& faults = "") {
@@ -53,9 +50,7 @@ class LiveMapKillTest : public LiveCluster {
   }
   std::unique_ptr<ChildProcess> StartMapper() {
     auto client = ChildProcess::Start(
-        {"tests/fault/map_client", way_ == Way::kWorker ? worker_address() : coordinator_address(),
-         "toy", Path("go")},
-        Path("mapper.log"));
+        {"tests/fault/map_client", worker_address(), "toy", Path("go")}, Path("mapper.log"));
     EXPECT_OK(client.status());
     return client.ok() ? *std::move(client) : nullptr;
   }
@@ -84,11 +79,7 @@ class LiveMapKillTest : public LiveCluster {
   }
   absl::StatusOr<std::unique_ptr<LiveMap>> Open() {
     LiveReaderOptions options;
-    if (way_ == Way::kWorker) {
-      options.worker_address = worker_address();
-    } else {
-      options.coordinator_address = coordinator_address();
-    }
+    options.worker_addresses = {worker_address()};
     LiveQuery query;
     query.job_id = "toy";
     query.include = {"small.w"};
@@ -104,21 +95,10 @@ class LiveMapKillTest : public LiveCluster {
     return values;
   }
 
-  Way way_ = Way::kCoordinator;
   std::map<int64_t, std::vector<float>> small_at_;  // By step.
 };
 
-class LiveMapKillEachWayTest : public LiveMapKillTest, public testing::WithParamInterface<Way> {
- protected:
-  LiveMapKillEachWayTest() { way_ = GetParam(); }
-};
-
-INSTANTIATE_TEST_SUITE_P(Ways, LiveMapKillEachWayTest,
-                         testing::Values(Way::kCoordinator, Way::kWorker), [](const auto& info) {
-                           return info.param == Way::kWorker ? "AtTheWorker" : "ByTheCoordinator";
-                         });
-
-TEST_P(LiveMapKillEachWayTest, ClientsThatAreKilledLeaveNothingAndOthersTakeTheirPlace) {
+TEST_F(LiveMapKillTest, ClientsThatAreKilledLeaveNothingAndOthersTakeTheirPlace) {
   constexpr int kRounds = 4;
   ASSERT_NO_FATAL_FAILURE(Start());
   const int pid = worker_->pid();
@@ -153,7 +133,7 @@ TEST_P(LiveMapKillEachWayTest, ClientsThatAreKilledLeaveNothingAndOthersTakeThei
   ExpectTrainingWentOn();
 }
 
-TEST_P(LiveMapKillEachWayTest, ClientThatHangsDelaysNobodyAndLearnsThatWhatItReadIsVoid) {
+TEST_F(LiveMapKillTest, ClientThatHangsDelaysNobodyAndLearnsThatWhatItReadIsVoid) {
   ASSERT_NO_FATAL_FAILURE(Start());
   const auto hangs = StartMapper(), kept = StartMapper();
   ASSERT_NE(hangs, nullptr);
@@ -178,7 +158,7 @@ TEST_P(LiveMapKillEachWayTest, ClientThatHangsDelaysNobodyAndLearnsThatWhatItRea
   ExpectTrainingWentOn();
 }
 
-TEST_P(LiveMapKillEachWayTest, ExecutorsThatAreKilledBetweenStepsMakeNothingTrueThatIsNot) {
+TEST_F(LiveMapKillTest, ExecutorsThatAreKilledBetweenStepsMakeNothingTrueThatIsNot) {
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(const auto map, Open());
   for (int i = 0; i < 6; ++i) {
@@ -343,7 +323,7 @@ INSTANTIATE_TEST_SUITE_P(Points, LiveMapKillPointTest,
                            return name;
                          });
 
-TEST_P(LiveMapKillEachWayTest, WhatWasMappedOfAWorkerThatIsKilledStaysAsItWas) {
+TEST_F(LiveMapKillTest, WhatWasMappedOfAWorkerThatIsKilledStaysAsItWas) {
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(const auto map, Open());
   KillWhole(worker_.get());
@@ -353,21 +333,7 @@ TEST_P(LiveMapKillEachWayTest, WhatWasMappedOfAWorkerThatIsKilledStaysAsItWas) {
   EXPECT_EQ(map->version().committed_step, 1);
 }
 
-TEST_F(LiveMapKillTest, CoordinatorThatIsKilledTakesOnlyTheLeaveToMapMore) {
-  ASSERT_NO_FATAL_FAILURE(Start());
-  ASSERT_OK_AND_ASSIGN(const auto map, Open());
-  coordinator_->Kill(SIGKILL);
-  EXPECT_EQ(coordinator_->Wait(), 128 + SIGKILL);
-  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Refresh()); }));
-  EXPECT_EQ(ValuesOf(*map), small_at_.at(1));
-  EXPECT_TRUE(map->Validate());
-  StartCoordinator();
-  EXPECT_TRUE(Eventually([&] { return Open().ok(); }));
-  ExpectTrainingWentOn();
-}
-
-TEST_F(LiveMapKillTest, CoordinatorThatIsKilledTakesNothingFromWhoAsksTheWorker) {
-  way_ = Way::kWorker;
+TEST_F(LiveMapKillTest, CoordinatorThatIsKilledTakesNothingFromAMappingClient) {
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(const auto map, Open());
   coordinator_->Kill(SIGKILL);

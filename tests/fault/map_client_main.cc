@@ -1,23 +1,20 @@
 // A client that maps a job's state and keeps it: what a test kills, or stops.
 //
-//   map_client COORDINATOR|WORKER JOB FILE
+//   map_client WORKER JOB FILE
 //
-// Asks the worker itself where it is one's address ("unix:..."). // Prints "mapped STEP" and, once
-// FILE is there, "true" or "void"; then hangs.
+// Prints "mapped STEP" and, once FILE is there, "true" or "void"; then hangs.
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
 
-#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "tessera/live_map.h"
 
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
   tessera::LiveReaderOptions options;
-  const bool is_worker = absl::StartsWith(argv[1], "unix:");
-  (is_worker ? options.worker_address : options.coordinator_address) = argv[1];
+  options.worker_addresses = {argv[1]};
   tessera::LiveQuery query;
   query.job_id = argv[2];
   query.moments = true;

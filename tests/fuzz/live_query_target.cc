@@ -1,6 +1,5 @@
 // What a client asks for of a state: the coordinator and a worker that is asked itself plan it.
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -36,8 +35,8 @@ JobConfig Config() {
 
 }  // namespace
 
-// What was planned is given whole: each entry's extents have all of its bytes, and all entries
-// together as many as are said.
+// What was planned is given whole: each tensor's slices have all of its elements, and all tensors
+// together have as many bytes as are said.
 void LiveQueries(absl::string_view bytes) {
   static const ModelSpec* const model = new ModelSpec(Model());
   static const JobConfig* const config = new JobConfig(Config());
@@ -45,21 +44,25 @@ void LiveQueries(absl::string_view bytes) {
   if (!query.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
   const auto plan = PlanLiveRead(*model, *config, query);
   if (!plan.ok()) return;
-  const auto infos = InfosWithExtents(*plan, std::vector<int>(kWorldSize, 0));
-  TESSERA_CHECK(infos.ok());
-  TESSERA_CHECK(infos->size() == plan->num_entries() && !infos->empty());
+  TESSERA_CHECK(!plan->tensors.empty());
+  std::vector<int64_t> given_numel(plan->tensors.size(), 0);
+  const absl::Status visited =
+      ForEachLiveSlice(*plan->layout, plan->tensors, 0, kWorldSize, [&](const LiveSlice& slice) {
+        given_numel[slice.tensor] += slice.numel;
+        return absl::OkStatus();
+      });
+  TESSERA_CHECK(visited.ok());
   int64_t all_bytes = 0;
-  for (size_t entry = 0; entry < infos->size(); ++entry) {
-    const v1::LiveTensorInfo& info = (*infos)[entry];
+  for (size_t tensor = 0; tensor < plan->tensors.size(); ++tensor) {
+    const v1::LiveTensorInfo info = plan->InfoOf(tensor);
     TESSERA_CHECK(!info.name().empty());
-    TESSERA_CHECK((plan->FirstOf(entry).array == LiveArray::kBuffer) ==
+    TESSERA_CHECK((plan->tensors[tensor].array == LiveArray::kBuffer) ==
                   (info.array() == v1::LIVE_STATE_ARRAY_BUFFER));
-    int64_t numel = 1, extents_numel = 0;
-    for (const v1::LiveExtent& extent : info.extents()) extents_numel += extent.numel();
+    int64_t numel = 1;
     for (const int64_t dimension : info.shape()) numel *= dimension;
-    TESSERA_CHECK(extents_numel == numel);
-    const int64_t size_bytes = numel * plan->ElementBytesOf(plan->entries[entry]);
-    TESSERA_CHECK(plan->SizeBytesOf(entry) == size_bytes);
+    TESSERA_CHECK(given_numel[tensor] == numel);
+    const int64_t size_bytes = numel * plan->ElementBytesOf(tensor);
+    TESSERA_CHECK(plan->SizeBytesOf(tensor) == size_bytes);
     all_bytes += size_bytes;
   }
   TESSERA_CHECK(plan->TotalBytes() == all_bytes);

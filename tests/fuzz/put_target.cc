@@ -16,7 +16,6 @@
 #include "coordinator/core/job_spec.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/live/live_writer.h"
-#include "coordinator/service/live/put_hub.h"
 #include "coordinator/storage/memory_journal.h"
 #include "job/job_codec.h"
 #include "proto/live_put.pb.h"
@@ -79,7 +78,7 @@ class Worker {
     std::thread([this, hub] {
       while (std::optional<coordinator::Command> command = outbox_->Pop()) {
         if (const auto* stage = std::get_if<coordinator::StagePut>(&*command))
-          Serve(hub->Find(stage->session, id_.value()));
+          Serve(hub->sessions.Find(stage->session, id_.value()));
       }
     }).detach();
   }

@@ -1,5 +1,4 @@
-// Readings of mapped state while its job trains, through a real coordinator, workers and executors
-// (processes). The values of each step tell which one it is, so that two in one reading are seen.
+// Readings of mapped state while its job trains, from real workers and executors (processes). The values of each step tell which one it is, so that two in one reading are seen.
 #include <unistd.h>
 
 #include <algorithm>
@@ -64,7 +63,8 @@ class LiveMapBesideTest : public ::testing::TestWithParam<Beside> {
     cluster.num_devices = kRanks / GetParam().num_workers;
     cluster.executor_binary = "worker/tessera-executor";
     ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(cluster));
-    reader_options_.coordinator_address = cluster_->coordinator_address();
+    for (int worker = 0; worker < cluster.num_workers; ++worker)
+      reader_options_.worker_addresses.push_back(cluster_->worker_address(worker));
     query_.job_id = "toy";
     SessionOptions options = ToyOptions(*cluster_, "toy", kRanks);
     options.model = {{{"u", {{"w", {kNumel}, DType::kFp32}}}}};

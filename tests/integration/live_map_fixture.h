@@ -54,6 +54,8 @@ class LiveMapTest : public ::testing::Test {
     options.executor_binary = "worker/tessera-executor";
     ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
     reader_options_.coordinator_address = cluster_->coordinator_address();
+    for (int worker = 0; worker < num_workers; ++worker)
+      reader_options_.worker_addresses.push_back(cluster_->worker_address(worker));
     query_.job_id = "toy";
     query_.moments = true;
   }
@@ -65,10 +67,10 @@ class LiveMapTest : public ::testing::Test {
       workers.push_back(cluster_->worker_address(rank / num_devices));
     return testing_support::TrainerTeam::Open(options, workers);
   }
-  // Which ask no coordinator.
+  // Without a coordinator.
   LiveReaderOptions AtWorker(int worker = 0) const {
     LiveReaderOptions options;
-    options.worker_address = cluster_->worker_address(worker);
+    options.worker_addresses = {cluster_->worker_address(worker)};
     return options;
   }
   absl::StatusOr<Copied> Get(const LiveQuery& query) const {
@@ -106,6 +108,19 @@ class LiveMapTest : public ::testing::Test {
       EXPECT_EQ(a.update_count, b.update_count);
       EXPECT_TRUE(mapped.bytes[i] == read.bytes[i]) << "other bytes";
     }
+  }
+  // Visits what cannot be mapped with these options.
+  void ExpectFetched(const LiveReaderOptions& options, const LiveQuery& query) const {
+    Copied seen;
+    ASSERT_OK_AND_ASSIGN(
+        const VisitedState visited,
+        VisitLiveState(options, query, [&](const LiveVersion& version, auto entries) {
+          seen = CopyOf(version, entries);
+          return absl::OkStatus();
+        }));
+    EXPECT_FALSE(visited.is_mapped);
+    ASSERT_OK_AND_ASSIGN(const Copied read, Get(query));
+    ExpectSame(seen, read);
   }
   // Nobody ever held a version of this job, so no executor can have waited for it.
   static void ExpectNothingWasEverHeld() {

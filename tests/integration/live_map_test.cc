@@ -1,21 +1,16 @@
-// Clients that map the state of jobs that train, through a real coordinator, workers and executors
-// (processes), against what clients read that have it sent to them.
+// Clients that map the state of jobs that train, from real workers and executors (processes), against
+// what clients read that have it sent to them.
 #include "tessera/live_map.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <random>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -23,8 +18,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/live/live_entries.h"
-#include "client/live/map_grant.h"
 #include "client/session/session_buffers.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
@@ -83,14 +76,12 @@ ModelSpec RandomModel(std::mt19937* random, bool with_doubles) {
   return model;
 }
 
-// How many ranks there are, and whether their worker is asked for the map, or the coordinator.
-class LiveMapModelsTest : public LiveMapTest,
-                          public ::testing::WithParamInterface<std::tuple<int, bool>> {};
+// How many ranks there are.
+class LiveMapModelsTest : public LiveMapTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(LiveMapModelsTest, EqualsWhatIsReadBitForBitWhateverTheModel) {
-  const auto [world_size, at_worker] = GetParam();
+  const int world_size = GetParam();
   Start(1, 4 * world_size);  // Jobs stay.
-  const LiveReaderOptions map_options = at_worker ? AtWorker() : reader_options_;
   std::mt19937 random(17 * world_size);
   for (int i = 0; i < 4; ++i) {
     SCOPED_TRACE(i);
@@ -119,7 +110,7 @@ TEST_P(LiveMapModelsTest, EqualsWhatIsReadBitForBitWhateverTheModel) {
         ASSERT_OK(team->TrainTo(step));
       }
       ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
-      ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(map_options, query_));
+      ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(AtWorker(), query_));
       ExpectSame(CopyOf(map->version(), map->entries()), read);
       EXPECT_TRUE(map->Validate());
     }
@@ -127,17 +118,26 @@ TEST_P(LiveMapModelsTest, EqualsWhatIsReadBitForBitWhateverTheModel) {
     some.include = {"unit0.*", "toy.count"};
     some.moments = false;
     ASSERT_OK_AND_ASSIGN(const Copied read, Get(some));
-    ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(map_options, some));
+    ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(AtWorker(), some));
     ExpectSame(CopyOf(map->version(), map->entries()), read);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, LiveMapModelsTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Bool()),
-                         [](const auto& info) {
-                           return absl::StrCat(std::get<0>(info.param), "Ranks",
-                                               std::get<1>(info.param) ? "AtTheirWorker" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(Worlds, LiveMapModelsTest, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return absl::StrCat(info.param, "Ranks"); });
+
+TEST_F(LiveMapTest, AnswerThatHasNoRoomInAPacketComesAsAFile) {
+  Start(1, 2);
+  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
+  for (int i = 0; i < 1500; ++i)
+    options.model.units[0].parameters.push_back({absl::StrCat("many", i), {3}, DType::kFp32});
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.TrainTo(2));
+  ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(AtWorker(), query_));
+  ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
+  EXPECT_GT(read.entries.size(), 4500u);
+  ExpectSame(CopyOf(map->version(), map->entries()), read);
+}
 
 TEST_F(LiveMapTest, RanksOfSeveralWorkersAreMappedAtOneStep) {
   Start(2, 2);
@@ -153,6 +153,20 @@ TEST_F(LiveMapTest, RanksOfSeveralWorkersAreMappedAtOneStep) {
   ASSERT_OK_AND_ASSIGN(const Copied later, Get(query_));
   ExpectSame(CopyOf(map->version(), map->entries()), later);
   EXPECT_EQ(map->version().trained_step, 5);
+}
+
+TEST_F(LiveMapTest, OneOfSeveralWorkersAloneMapsNothingAndTheStateIsFetched) {
+  Start(2, 2);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(ToyOptions(*cluster_, "toy", 3), 2));
+  ASSERT_OK(team.TrainTo(2));
+  for (const int worker : {0, 1}) {
+    LiveReaderOptions options = AtWorker(worker);
+    EXPECT_THAT(LiveMap::Open(options, query_).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("other workers have ranks of the job")));
+    options.coordinator_address = reader_options_.coordinator_address;
+    ExpectFetched(options, query_);
+  }
 }
 
 // --- What overwrites a version ---
@@ -308,43 +322,50 @@ TEST_F(LiveMapTest, CopyIsOfAMapThatStoodOrElseFetched) {
 
 // --- What cannot be mapped ---
 
-TEST_F(LiveMapTest, WhatLiesNowhereAsItIsAskedForIsRefusedByNameAndFetched) {
-  Start(1, 2);
-  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
-  EXPECT_THAT(LiveMap::Open(reader_options_, query_).status(),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("coordinator")));
-  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
-  EXPECT_THAT(LiveMap::Open(reader_options_, query_).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no values yet")));
-  ASSERT_OK(team.TrainTo(2));
-  const auto expect_fetched = [&](const LiveQuery& query, const std::string& why) {
-    EXPECT_THAT(LiveMap::Open(reader_options_, query).status(),
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(why)));
-    Copied seen;
-    ASSERT_OK_AND_ASSIGN(
-        const VisitedState visited,
-        VisitLiveState(reader_options_, query, [&](const LiveVersion& version, auto entries) {
-          seen = CopyOf(version, entries);
-          return absl::OkStatus();
-        }));
-    EXPECT_FALSE(visited.is_mapped);
-    ASSERT_OK_AND_ASSIGN(const Copied read, Get(query));
-    ExpectSame(seen, read);
+TEST_F(LiveMapTest, WhatIsNotInMemoryAsRequestedIsRefusedByNameAndFetched) {
+  Start(2, 2);
+  LiveReaderOptions options = AtWorker(0);
+  const auto expect_refused = [&](const LiveQuery& query, absl::StatusCode code,
+                                  const std::string& why) {
+    EXPECT_THAT(LiveMap::Open(options, query).status(), StatusIs(code, HasSubstr(why)));
+    EXPECT_THAT(LiveMap::Open(options, query).status(),
+                StatusIs(code, HasSubstr(options.worker_addresses[0])));
   };
+  expect_refused(query_, absl::StatusCode::kNotFound, "no job 'toy'");
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(ToyOptions(*cluster_, "toy", 2)));
+  expect_refused(query_, absl::StatusCode::kFailedPrecondition, "no values yet");
+  ASSERT_OK(team.TrainTo(2));
   LiveQuery query = query_;
-  query.dtype = DType::kBf16;
-  expect_fetched(query, "kept in fp32: in BF16 it can be fetched");
-  query = query_;
-  query.part = {LiveForm::kSharded, 1};
-  expect_fetched(query, "a rank's part");
-  query.part = {LiveForm::kLocal, 1};
-  expect_fetched(query, "a rank's part");
-  query = query_;
   query.dtype = DType::kFp32;  // As it is kept.
-  EXPECT_OK(LiveMap::Open(reader_options_, query).status());
+  EXPECT_OK(LiveMap::Open(options, query).status());
+  query.dtype = DType::kBf16;
+  expect_refused(query, absl::StatusCode::kFailedPrecondition,
+                 "kept in fp32: in BF16 it can be fetched");
+  // Without a coordinator nobody can be asked for it.
+  EXPECT_THAT(
+      VisitLiveState(options, query, [](const LiveVersion&, auto) { return absl::OkStatus(); })
+          .status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("kept in fp32")));
+  options.coordinator_address = reader_options_.coordinator_address;
+  ExpectFetched(options, query);
+  query = query_;
   query.include = {"nothing.of.it"};
-  EXPECT_THAT(LiveMap::Open(reader_options_, query).status(),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no parameter's name")));
+  expect_refused(query, absl::StatusCode::kNotFound, "no parameter's name");
+  // The worker that has no rank of it.
+  options = AtWorker(1);
+  expect_refused(query_, absl::StatusCode::kNotFound, "no job 'toy'");
+  options.coordinator_address = reader_options_.coordinator_address;
+  ExpectFetched(options, query_);
+}
+
+TEST_F(LiveMapTest, AddressThatIsNoWorkersIsRefusedByName) {
+  LiveReaderOptions options;
+  options.worker_addresses = {"127.0.0.1:1"};
+  EXPECT_THAT(LiveMap::Open(options, query_).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("127.0.0.1:1")));
+  options.worker_addresses = {"unix:/nowhere/worker.sock"};
+  EXPECT_THAT(LiveMap::Open(options, query_).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("/nowhere")));
 }
 
 TEST_F(LiveMapTest, StateOnAGpuIsRefusedAndFetched) {
@@ -355,6 +376,7 @@ TEST_F(LiveMapTest, StateOnAGpuIsRefusedAndFetched) {
   cluster.machine->make_device = MakeFakeGpuDevice;
   ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(cluster));
   reader_options_.coordinator_address = cluster_->coordinator_address();
+  reader_options_.worker_addresses = {cluster_->worker_address()};
   query_.job_id = "toy";
   SessionOptions options = ToyOptions(*cluster_, "toy", 2);
   options.make_device = MakeFakeGpuDevice;
@@ -373,52 +395,53 @@ TEST_F(LiveMapTest, StateOnAGpuIsRefusedAndFetched) {
 
 // --- Which clients get what, and what they leave ---
 
-absl::StatusOr<Packet> Claim(const std::string& path, const std::string& session) {
-  ASSIGN_OR_RETURN(const UniqueFd socket, ConnectPacketSocket(path));
-  v1::LocalRequest request;
-  request.set_map_session(session);
-  RETURN_IF_ERROR(SendPacket(socket.get(), EncodeRequest(request)));
-  return ReceivePacket(socket.get());
+TEST_F(LiveMapTest, AsManyMapAJobAsMayAndOneThatEndsLeavesItsPlace) {
+  Start(1, 1);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(ToyOptions(*cluster_, "toy", 1)));
+  ASSERT_OK(team.TrainTo(1));
+  std::vector<std::unique_ptr<LiveMap>> maps;
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_OK_AND_ASSIGN(maps.emplace_back(), LiveMap::Open(AtWorker(), query_));
+  }
+  EXPECT_THAT(LiveMap::Open(AtWorker(), query_).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("map job 'toy' already")));
+  maps.pop_back();
+  EXPECT_TRUE(Eventually([&] { return LiveMap::Open(AtWorker(), query_).ok(); }));
+  ASSERT_OK(team.TrainTo(3));
+  for (const auto& map : maps) {
+    EXPECT_FALSE(map->Validate());
+    ASSERT_OK(map->Refresh());
+    EXPECT_EQ(map->version().trained_step, 3);
+  }
 }
 
-TEST_F(LiveMapTest, DescriptorsAreForReadingAndForWhoShowsASessionThatGoesOn) {
+TEST_F(LiveMapTest, DescriptorsAreForReading) {
   Start(1, 2);
-  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
-  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(ToyOptions(*cluster_, "toy", 2)));
   ASSERT_OK(team.TrainTo(1));
-  ASSERT_OK_AND_ASSIGN(auto grant, MapGrant::Open({reader_options_.coordinator_address}, {},
-                                                  EncodeLiveQuery(query_)));
-  ASSERT_EQ(grant->ready().sources_size(), 1);
-  const std::string path = grant->ready().sources(0).descriptor_socket();
-  const std::string session = grant->ready().sources(0).session();
-  ASSERT_OK_AND_ASSIGN(const Packet given, Claim(path, session));
+  ASSERT_OK_AND_ASSIGN(const std::string path, DescriptorSocketOf(cluster_->worker_address()));
+  ASSERT_OK_AND_ASSIGN(const UniqueFd socket, ConnectPacketSocket(path));
+  v1::LocalRequest request;
+  request.mutable_map()->set_job_id("toy");
+  ASSERT_OK(SendPacket(socket.get(), EncodeRequest(request)));
+  ASSERT_OK_AND_ASSIGN(const Packet given, ReceivePacket(socket.get()));
   ASSERT_OK(ParseReply(given.bytes).status());
-  ASSERT_EQ(given.fds.size(), 4u) << "where things are, the group, two ranks";
+  ASSERT_EQ(given.fds.size(), 3u) << "the group, two ranks";
   for (const UniqueFd& fd : given.fds) {
     EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), MAP_FAILED);
     const char byte = 'x';
     EXPECT_EQ(pwrite(fd.get(), &byte, 1, 0), -1);
     EXPECT_NE(ftruncate(fd.get(), 0), 0);
     EXPECT_EQ(fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK, F_SEAL_SHRINK);
+    EXPECT_EQ(fcntl(fd.get(), F_GETFL) & O_ACCMODE, O_RDONLY);
     void* const mapped = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd.get(), 0);
     ASSERT_NE(mapped, MAP_FAILED);
-    if (&fd != &given.fds[0]) {
-      EXPECT_EQ(fcntl(fd.get(), F_GETFL) & O_ACCMODE, O_RDONLY);
-      EXPECT_NE(mprotect(mapped, 4096, PROT_READ | PROT_WRITE), 0) << "it became writable";
-    }
+    EXPECT_NE(mprotect(mapped, 4096, PROT_READ | PROT_WRITE), 0) << "it became writable";
     munmap(mapped, 4096);
   }
-  for (const std::string& other : {session + "0", session.substr(0, session.size() - 1),
-                                   session.substr(4), std::string("map-"), std::string()}) {
-    ASSERT_OK_AND_ASSIGN(const Packet refused, Claim(path, other));
-    EXPECT_TRUE(absl::IsNotFound(ParseReply(refused.bytes).status())) << other;
-    EXPECT_TRUE(refused.fds.empty());
-  }
-  grant.reset();
-  EXPECT_TRUE(Eventually([&] {
-    const auto refused = Claim(path, session);
-    return refused.ok() && absl::IsNotFound(ParseReply(refused->bytes).status());
-  })) << "the session goes on without its client";
+  // A client that sends more is cut off.
+  ASSERT_OK(SendPacket(socket.get(), "more"));
+  EXPECT_TRUE(absl::IsUnavailable(ReceivePacket(socket.get()).status()));
 }
 
 TEST_F(LiveMapTest, WhatIsMappedOfAJobThatIsDeletedStaysAsItWas) {
@@ -439,7 +462,7 @@ TEST_F(LiveMapTest, WhatIsMappedOfAJobThatIsDeletedStaysAsItWas) {
   ASSERT_TRUE(stub->DeleteJob(&context, request, &response).ok());
   EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Refresh()); }));
   EXPECT_THAT(map->Refresh(), StatusIs(absl::StatusCode::kUnavailable,
-                                       HasSubstr("job 'toy' was deleted meanwhile")));
+                                     HasSubstr("'toy' is gone from this worker")));
   ExpectSame(CopyOf(map->version(), map->entries()), before);
   EXPECT_TRUE(map->Validate()) << "it is what the job was at that step";
 }
@@ -453,7 +476,13 @@ TEST_F(LiveMapTest, AThousandMapsLeaveNoDescriptor) {
   ASSERT_OK(LiveMap::Open(reader_options_, query_).status());
   const size_t before = count() + 4;  // Of which some may still be on their way out, or in.
   for (int i = 0; i < 1000; ++i) {
-    ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
+    // The place of one that has ended may still be taken.
+    std::unique_ptr<LiveMap> map;
+    ASSERT_TRUE(Eventually([&] {
+      auto opened = LiveMap::Open(reader_options_, query_);
+      if (opened.ok()) map = *std::move(opened);
+      return map != nullptr;
+    }));
     if (i % 10 == 0) {
       ASSERT_OK(map->Refresh());
     }

@@ -56,6 +56,7 @@ class LiveModuleTest : public LiveNetTest {
   LiveModule Options(bool through_coordinator = false) const {
     LiveModule options;
     options.reader.coordinator_address = coordinator();
+    options.reader.worker_addresses = workers();
     options.reader.through_coordinator = through_coordinator;
     options.job_id = "live";
     return options;

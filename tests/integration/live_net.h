@@ -128,6 +128,12 @@ class LiveNetTest : public ::testing::Test {
 
   const Job& job() const { return job_; }
   std::string coordinator() const { return cluster_->coordinator_address(); }
+  std::vector<std::string> workers() const {
+    std::vector<std::string> addresses;
+    for (int first = 0; first < job_.world_size; first += job_.num_devices)
+      addresses.push_back(cluster_->worker_address(first / job_.num_devices));
+    return addresses;
+  }
 
  private:
   SessionOptions OptionsOf(int rank) const {

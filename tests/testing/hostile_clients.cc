@@ -24,7 +24,7 @@
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/hand_over.grpc.pb.h"
-#include "proto/live_map.grpc.pb.h"
+#include "proto/live_put.grpc.pb.h"
 
 namespace tessera::testing_support {
 namespace {
@@ -309,8 +309,9 @@ absl::Status HostileClients::RunOnce(Hostility kind, int number,
   v1::Job job;
   switch (kind) {
     case Hostility::kSilent: {
-      const auto stub = v1::LiveMap::NewStub(channel);
-      return FromGrpcStatus(stub->MapLiveState(&call.context)->Finish());
+      const auto stub = v1::LivePut::NewStub(channel);
+      v1::PutReply reply;
+      return FromGrpcStatus(stub->PutLiveState(&call.context, &reply)->Finish());
     }
     case Hostility::kLongRequest:
       return call.Unary(channel, "Jobs/GetJob", Buffer(long_request_, {}));

@@ -1,11 +1,9 @@
 #include "worker/agent/put_relay.h"
 
-#include <atomic>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
@@ -23,34 +21,22 @@ constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 }  // namespace
 
-class PutRelay::Session {
+class PutRelay::Session : public RelaySession {
  public:
   Session(const Options* options, v1::StagePut command)
       : options_(options), command_(std::move(command)) {}
-  ~Session() {
-    if (thread_.joinable()) thread_.join();
-  }
 
-  absl::Status Start() {
-    ASSIGN_OR_RETURN(thread_, StartThread("a put", [this] { Run(); }));
-    return absl::OkStatus();
-  }
-  void Cancel() { call_.Cancel(); }
-  bool done() const { return done_.load(); }
-
- private:
-  using Stream = grpc::ClientReaderWriter<v1::PutEvent, v1::PutCommand>;
-
-  void Run() {
+  absl::Status Run() override {
     const absl::Status status = Serve();
     stage_.reset();  // What was stored goes with it.
     staged_.reset();
-    if (!status.ok()) {
-      TESSERA_LOG(INFO, "job {}: a put: {}", command_.job_id(), status.ToString());
-    }
     call_.End();
-    done_.store(true);
+    return status;
   }
+  void Cancel() override { call_.Cancel(); }
+
+ private:
+  using Stream = grpc::ClientReaderWriter<v1::PutEvent, v1::PutCommand>;
 
   absl::Status Serve() {
     ASSIGN_OR_RETURN(const auto channel, OpenRelayChannel(options_->coordinator));
@@ -217,25 +203,14 @@ class PutRelay::Session {
   std::weak_ptr<HostedJob> job_;
   std::unique_ptr<PutStage> stage_;  // Of the session's thread, as what follows.
   std::shared_ptr<const StagedPut> staged_;
-  std::thread thread_;
   std::thread reader_;  // Once it is offered.
-  std::atomic<bool> done_{false};
   absl::Mutex mu_;
   bool wanted_ ABSL_GUARDED_BY(mu_) = true;  // Not withdrawn by the coordinator.
   bool ended_ ABSL_GUARDED_BY(mu_) = false;  // The stream.
 };
 
-PutRelay::PutRelay(Options options) : options_(std::move(options)) {}
-
-PutRelay::~PutRelay() { Stop(); }
-
 void PutRelay::Serve(const v1::StagePut& command) {
-  const absl::Status status = sessions_.Serve(std::make_unique<Session>(&options_, command),
-                                              "set values on this worker already");
-  if (!status.ok())
-    TESSERA_LOG(WARNING, "job {}: a put is not taken: {}", command.job_id(), status.ToString());
+  sessions_.Serve(std::make_unique<Session>(&options_, command), "a put", command.job_id());
 }
-
-void PutRelay::Stop() { sessions_.Stop(); }
 
 }  // namespace tessera

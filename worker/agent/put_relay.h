@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "net/transport_security.h"
@@ -32,20 +33,18 @@ class PutRelay {
                                                              int64_t generation)>
         find;
   };
-  explicit PutRelay(Options options);
-  ~PutRelay();  // Stop().
+  explicit PutRelay(Options options) : options_(std::move(options)) {}
 
-  // Returns at once. Where no thread can be made, or as many as may be are served, the session is
-  // not opened, and the coordinator's wait for it ends.
+  // As RelaySessions::Serve.
   void Serve(const v1::StagePut& command);
   // Ends all sessions, and withdraws what they have offered.
-  void Stop();
+  void Stop() { sessions_.Stop(); }
 
  private:
   class Session;
 
   const Options options_;
-  RelaySessions<Session> sessions_;
+  RelaySessions sessions_;
 };
 
 }  // namespace tessera

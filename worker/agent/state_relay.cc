@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
@@ -27,19 +26,6 @@ constexpr absl::Duration kLull = absl::Milliseconds(20);
 // For a rank that is one step later than another worker's ranks.
 constexpr absl::Duration kStepPatience = absl::Seconds(10);
 
-absl::StatusOr<LiveForm> DecodeForm(v1::LiveStateForm form) {
-  switch (form) {
-    case v1::LIVE_STATE_FORM_FULL:
-      return LiveForm::kFull;
-    case v1::LIVE_STATE_FORM_SHARDED:
-      return LiveForm::kSharded;
-    case v1::LIVE_STATE_FORM_LOCAL:
-      return LiveForm::kLocal;
-    default:
-      return absl::InvalidArgumentError("a form of state that this worker does not know");
-  }
-}
-
 // Of an event that says so.
 template <typename Event>
 void SetProgress(const StateSnapshot::Progress& progress, Event* event) {
@@ -56,8 +42,6 @@ absl::StatusOr<StateSnapshot::Request> Decode(const v1::LiveHold& hold,
   request.moments = hold.moments();
   request.buffers.assign(hold.buffers().begin(), hold.buffers().end());
   request.spool_folder = spool_folder;
-  ASSIGN_OR_RETURN(request.part.form, DecodeForm(hold.form()));
-  request.part.rank = hold.form_rank();
   if (hold.dtype() != v1::DTYPE_UNSPECIFIED) {
     ASSIGN_OR_RETURN(request.dtype, DecodeDType(hold.dtype()));
   }
@@ -66,38 +50,26 @@ absl::StatusOr<StateSnapshot::Request> Decode(const v1::LiveHold& hold,
 
 }  // namespace
 
-class StateRelay::Session {
+class StateRelay::Session : public RelaySession {
  public:
   Session(const Options* options, v1::ServeState command)
       : options_(options), command_(std::move(command)) {}
-  ~Session() {
-    if (thread_.joinable()) thread_.join();
-  }
 
-  absl::Status Start() {
-    ASSIGN_OR_RETURN(thread_, StartThread("a reading of live state", [this] { Run(); }));
-    return absl::OkStatus();
-  }
-  void Cancel() {
-    cancelled_.store(true);
-    call_.Cancel();
-  }
-  bool done() const { return done_.load(); }
-
- private:
-  using Stream = grpc::ClientReaderWriter<v1::LiveEvent, v1::LiveCommand>;
-
-  void Run() {
+  absl::Status Run() override {
     const absl::Status status = Serve();
     // The hold ends before the session counts as done.
     source_.reset();
     snapshot_.reset();
-    if (!status.ok()) {
-      TESSERA_LOG(INFO, "job {}: reading of live state: {}", command_.job_id(), status.ToString());
-    }
     call_.End();
-    done_.store(true);
+    return status;
   }
+  void Cancel() override {
+    cancelled_.store(true);
+    call_.Cancel();
+  }
+
+ private:
+  using Stream = grpc::ClientReaderWriter<v1::LiveEvent, v1::LiveCommand>;
 
   absl::Status Serve() {
     ASSIGN_OR_RETURN(const auto channel, OpenRelayChannel(options_->coordinator));
@@ -167,7 +139,6 @@ class StateRelay::Session {
     ASSIGN_OR_RETURN(snapshot_, options_->open(command_.job_id(), command_.generation(), request));
     ASSIGN_OR_RETURN(const int64_t step, snapshot_->Hold());
     event->mutable_held()->set_step(step);
-    event->mutable_held()->set_form(hold.form());
     return absl::OkStatus();
   }
 
@@ -285,25 +256,15 @@ class StateRelay::Session {
   std::shared_ptr<StateSnapshot> snapshot_;
   std::shared_ptr<LiveSource> source_;
   bool sent_all_ = false;
-  std::thread thread_;
-  std::atomic<bool> cancelled_{false}, done_{false};
+  std::atomic<bool> cancelled_{false};
   absl::Mutex mu_;
   std::deque<v1::LiveCommand> commands_ ABSL_GUARDED_BY(mu_);
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-StateRelay::StateRelay(Options options) : options_(std::move(options)) {}
-
-StateRelay::~StateRelay() { Stop(); }
-
 void StateRelay::Serve(const v1::ServeState& command) {
-  const absl::Status status = sessions_.Serve(std::make_unique<Session>(&options_, command),
-                                              "read state of this worker already");
-  if (!status.ok())
-    TESSERA_LOG(WARNING, "job {}: its state is not served: {}", command.job_id(),
-                status.ToString());
+  sessions_.Serve(std::make_unique<Session>(&options_, command), "a reading of live state",
+                  command.job_id());
 }
-
-void StateRelay::Stop() { sessions_.Stop(); }
 
 }  // namespace tessera

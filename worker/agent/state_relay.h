@@ -6,14 +6,14 @@
 //                          of a job that is handed over: ──► read / copied, pieces
 //                  another thread reads the stream: its end cancels a copy, and lets go at once
 //
-// Each session has a stream and a connection of its own, so that a slow one delays neither another
-// session nor the worker's line. Thread-safe.
+// Thread-safe.
 #ifndef TESSERA_WORKER_AGENT_STATE_RELAY_H_
 #define TESSERA_WORKER_AGENT_STATE_RELAY_H_
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -45,20 +45,18 @@ class StateRelay {
                                                                int64_t generation, int64_t step)>
         open_frozen;
   };
-  explicit StateRelay(Options options);
-  ~StateRelay();  // Stop().
+  explicit StateRelay(Options options) : options_(std::move(options)) {}
 
-  // Returns at once. If no thread can be created, or the limit of sessions is reached, the session
-  // is not opened, and the coordinator's wait for it ends.
+  // As RelaySessions::Serve.
   void Serve(const v1::ServeState& command);
   // Ends all sessions, and lets go of what they hold.
-  void Stop();
+  void Stop() { sessions_.Stop(); }
 
  private:
   class Session;
 
   const Options options_;
-  RelaySessions<Session> sessions_;
+  RelaySessions sessions_;
 };
 
 }  // namespace tessera

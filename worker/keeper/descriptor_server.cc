@@ -241,15 +241,6 @@ absl::StatusOr<v1::LocalRequest> DescriptorServer::ReceiveRequest(int socket) co
   return ParseRequest(packet);
 }
 
-absl::Status DescriptorServer::GiveMap(int socket, absl::string_view session) const {
-  ASSIGN_OR_RETURN(const std::vector<UniqueFd> given, options_.give_map(session));
-  std::vector<int> fds;
-  for (const UniqueFd& fd : given) fds.push_back(fd.get());
-  // A first packet always has room, unless its receiver is gone.
-  (void)SendPacket(socket, EncodeReply(absl::OkStatus()), fds, /*wait=*/false);
-  return absl::OkStatus();
-}
-
 void DescriptorServer::NoteGiven(int socket) {
   absl::MutexLock lock(&mu_);
   const auto it = connections_.find(socket);
@@ -290,8 +281,6 @@ absl::Status DescriptorServer::ServeRequest(int socket, const PacketPeer& peer) 
   if (request.has_attach()) return ServeTrainer(socket, peer, request.attach());
   // Everything but attaching is for the worker's own user.
   RETURN_IF_ERROR(CheckPeerUser(socket));
-  if (request.has_map_session() && options_.give_map != nullptr)
-    return GiveMap(socket, request.map_session());
   if (request.has_map() && options_.direct_maps != nullptr) {
     NoteGiven(socket);
     const auto map = AnswerDirectMap(socket, options_.direct_maps, request.map());

@@ -5,10 +5,9 @@
 //   trainer: connect, send attach ──► server: send descriptors      ... attached ...
 //   trainer: send detach, close ──► clean end;   close alone (or SIGKILL) ──► the trainer died
 //
-// Clients that map a job's state come here too. They get one answer, for which nobody waits. Of
-// those that show a session the socket is closed then; those that ask this worker itself keep it
-// for as long as they map, and are told when nothing newer comes. Of one that hangs or dies nothing
-// is left.
+// Clients that map a job's state come here too. They get one answer, for which nobody waits, keep
+// the socket for as long as they map, and are told when nothing newer comes. Of one that hangs or
+// dies nothing is left.
 //
 // Every user of the host who can reach the socket may connect: a trainer of another user than this
 // process's needs its job's key, and only the own user maps state. A client that sends no request
@@ -19,7 +18,6 @@
 #ifndef TESSERA_WORKER_KEEPER_DESCRIPTOR_SERVER_H_
 #define TESSERA_WORKER_KEEPER_DESCRIPTOR_SERVER_H_
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -46,9 +44,7 @@ class DescriptorServer {
     // Connections, of all trainers of a job at once and more; those that were given something are
     // bounded by the ranks.
     int max_silent = 2 * kMaxLocalRanks;
-    // What a client that maps state is given; errors are told to it. Null: no client is.
-    std::function<absl::StatusOr<std::vector<UniqueFd>>(absl::string_view session)> give_map;
-    DirectMaps* direct_maps = nullptr;  // Of those that ask this worker. Not owned; null: none may.
+    DirectMaps* direct_maps = nullptr;  // Not owned; null: no client maps state.
   };
   // `keeper` outlives the server. Errors: as ListenPacketSocket; ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(const std::string& path,
@@ -89,7 +85,6 @@ class DescriptorServer {
   // Errors: are the client's to hear.
   absl::Status ServeRequest(int socket, const PacketPeer& peer);
   absl::Status ServeTrainer(int socket, const PacketPeer& peer, const v1::AttachRequest& request);
-  absl::Status GiveMap(int socket, absl::string_view session) const;
   void NoteGiven(int socket);
   // Says why, and leaves a line in the log.
   void Refuse(int socket, const PacketPeer& peer, absl::Status why);

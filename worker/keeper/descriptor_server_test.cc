@@ -196,16 +196,16 @@ TEST_F(DescriptorServerTest, TrainerThatHostsItsExecutorGetsThatOnesSocketToo) {
 }
 
 TEST_F(DescriptorServerTest, WhatIsNoRequestGetsNoDescriptor) {
-  v1::LocalRequest nothing, other, session;
+  v1::LocalRequest nothing, other, map;
   other.mutable_attach()->set_job_id("other");
-  session.set_map_session("map-1");  // This server gives no maps.
+  map.mutable_map()->set_job_id("other");  // This server gives no maps.
   v1::LocalRequest old = other;
   old.set_protocol(1);
   const std::pair<std::string, absl::StatusCode> kBad[] = {
       {"x", absl::StatusCode::kInvalidArgument},
       {std::string(4096, '|'), absl::StatusCode::kInvalidArgument},
       {EncodeRequest(nothing), absl::StatusCode::kInvalidArgument},
-      {EncodeRequest(session), absl::StatusCode::kInvalidArgument},
+      {EncodeRequest(map), absl::StatusCode::kInvalidArgument},
       {DetachText(), absl::StatusCode::kInvalidArgument},
       {EncodeRequest(other), absl::StatusCode::kNotFound},
       {old.SerializeAsString(), absl::StatusCode::kFailedPrecondition}};

@@ -1,4 +1,4 @@
-// A client that asks this worker itself for state to map, on its connection to the descriptor
+// A client that asks this worker for state to map, on its connection to the descriptor
 // socket (proto/local.proto). Stateless; each socket is for one thread at a time.
 #ifndef TESSERA_WORKER_KEEPER_DIRECT_MAP_SOCKET_H_
 #define TESSERA_WORKER_KEEPER_DIRECT_MAP_SOCKET_H_

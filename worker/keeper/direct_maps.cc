@@ -8,12 +8,10 @@
 #include "worker/keeper/state_map.h"
 
 namespace tessera {
-namespace {
 
-// What the query requests of a job that is entirely here; and the regions that contain it.
-absl::StatusOr<v1::LiveMapAnswer> Answer(const std::shared_ptr<HostedJob>& job,
-                                         const v1::LiveStateQuery& query,
-                                         std::vector<UniqueFd>* regions) {
+absl::Status DirectMap::Prepare(const std::shared_ptr<HostedJob>& job,
+                                const v1::LiveStateQuery& query) {
+  job_ = job;
   const JobRegions& held = job->regions();
   // Holding the layout keeps the job alive.
   const std::shared_ptr<const ModelLayout> layout(job, &held.layout());
@@ -24,25 +22,21 @@ absl::StatusOr<v1::LiveMapAnswer> Answer(const std::shared_ptr<HostedJob>& job,
   request.moments = plan.moments;
   request.buffers = plan.buffers;
   ASSIGN_OR_RETURN(PlacedState placed, PlaceState(held, request));
-  const std::vector<int> source_of_rank(held.local().count(), 0);
-  ASSIGN_OR_RETURN(std::vector<v1::LiveTensorInfo> tensors, InfosWithExtents(plan, source_of_rank));
-  v1::LiveMapAnswer answer;
-  answer.set_generation(job->generation());
-  answer.set_size_bytes(plan.TotalBytes());
-  answer.mutable_tensors()->Reserve(static_cast<int>(tensors.size()));
-  for (v1::LiveTensorInfo& tensor : tensors) *answer.add_tensors() = std::move(tensor);
-  *answer.mutable_given() = std::move(placed.places);
-  *regions = std::move(placed.regions);
-  return answer;
+  answer_.set_generation(job->generation());
+  answer_.set_epoch(held.group()->prepared_epoch.load());
+  answer_.set_first_rank(held.local().first());
+  answer_.set_size_bytes(plan.TotalBytes());
+  answer_.mutable_tensors()->Reserve(static_cast<int>(plan.tensors.size()));
+  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor)
+    *answer_.add_tensors() = plan.InfoOf(tensor);
+  *answer_.mutable_given() = std::move(placed.places);
+  regions_ = std::move(placed.regions);
+  return absl::OkStatus();
 }
-
-}  // namespace
-
-DirectMap::~DirectMap() { maps_->Leave(job_id_); }
 
 absl::Status DirectMap::CheckNew() const {
   // A weak pointer: a client that maps does not keep a deleted job's memory booked.
-  const std::shared_ptr<HostedJob> held = maps_->find_(job_id_);
+  const std::shared_ptr<HostedJob> held = find_(job_id_);
   if (held != nullptr && held == job_.lock()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(
       "job '", job_id_,
@@ -80,16 +74,11 @@ absl::StatusOr<std::unique_ptr<DirectMap>> DirectMaps::Open(const v1::LiveStateQ
   const std::shared_ptr<HostedJob> job = find_(query.job_id());
   if (job == nullptr)
     return absl::NotFoundError(absl::StrCat("this worker has no job '", query.job_id(), "'"));
-  if (job->local().spans_workers()) {
-    return absl::FailedPreconditionError(absl::StrCat("other workers have ranks of job '",
-                                                      query.job_id(),
-                                                      "': the coordinator lets it be mapped"));
-  }
   RETURN_IF_ERROR(Enter(query.job_id()));
   // Before what may fail: its destructor gives the place back.
-  std::unique_ptr<DirectMap> map(new DirectMap(this, query.job_id()));
-  map->job_ = job;
-  ASSIGN_OR_RETURN(map->answer_, Answer(job, query, &map->regions_));
+  auto map = std::make_unique<DirectMap>(query.job_id(), find_,
+                                         [this, id = query.job_id()] { Leave(id); });
+  RETURN_IF_ERROR(map->Prepare(job, query));
   return map;
 }
 

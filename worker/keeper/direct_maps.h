@@ -1,7 +1,7 @@
-// Clients that ask this worker directly for maps of a job's state, without the coordinator: only
-// for jobs entirely on this worker, whose whole state it therefore knows.
+// Clients that map the state of jobs of which this worker has ranks. Of a job of several workers a
+// client asks each of them, and compares their answers.
 //
-//   Open(query) ──► the given regions, and the places in them; a place among those that may
+//   Open(query) ──► the given regions, and the places in them; one of the job's places for clients
 //   CheckNew    ──► whether newer versions still come: this worker holds that very memory
 //   ~DirectMap  ──► gives its place back
 //
@@ -27,15 +27,22 @@
 
 namespace tessera {
 
-class DirectMaps;
+// Null where it is not held here.
+using FindHeldJob = std::function<std::shared_ptr<HostedJob>(const std::string& job_id)>;
 
 // One client's. Keeps no memory of the job. Thread-compatible.
 class DirectMap {
  public:
-  ~DirectMap();
+  // `leave` is called at the end.
+  DirectMap(std::string job_id, FindHeldJob find, std::function<void()> leave)
+      : job_id_(std::move(job_id)), find_(std::move(find)), leave_(std::move(leave)) {}
+  ~DirectMap() { leave_(); }
   DirectMap(const DirectMap&) = delete;
   DirectMap& operator=(const DirectMap&) = delete;
 
+  // Prepares what the query requests of the job, of which this worker has ranks.
+  // Errors: as DirectMaps::Open.
+  absl::Status Prepare(const std::shared_ptr<HostedJob>& job, const v1::LiveStateQuery& query);
   // What is to be sent, which is not kept.
   v1::LiveMapAnswer TakeAnswer() { return std::exchange(answer_, {}); }
   std::vector<UniqueFd> TakeRegions() { return std::exchange(regions_, {}); }
@@ -44,11 +51,9 @@ class DirectMap {
   absl::Status CheckNew() const;
 
  private:
-  friend class DirectMaps;
-  DirectMap(DirectMaps* maps, std::string job_id) : maps_(maps), job_id_(std::move(job_id)) {}
-
-  DirectMaps* const maps_;
   const std::string job_id_;
+  const FindHeldJob find_;
+  const std::function<void()> leave_;
   std::weak_ptr<HostedJob> job_;
   v1::LiveMapAnswer answer_;
   std::vector<UniqueFd> regions_;
@@ -61,26 +66,22 @@ class DirectMaps {
   // answer.
   static constexpr int kQuickTensors = 1000;
 
-  // Null where it is not held here.
-  using FindJob = std::function<std::shared_ptr<HostedJob>(const std::string& job_id)>;
-  explicit DirectMaps(FindJob find) : find_(std::move(find)) {}
+  explicit DirectMaps(FindHeldJob find) : find_(std::move(find)) {}
 
   // `query` is untrusted. This outlives the map.
   // Errors: NotFound            no such job here, or no name of it matches
   //         InvalidArgument     as PlanLiveRead
-  //         FailedPrecondition  other workers have ranks of it; as CheckLiesAsAskedFor and
-  //                             PlaceState
+  //         FailedPrecondition  as CheckLiesAsAskedFor and PlaceState
   //         ResourceExhausted   as many map it as may; no descriptors
   absl::StatusOr<std::unique_ptr<DirectMap>> Open(const v1::LiveStateQuery& query);
   // Whether that takes almost no time, as a refusal does.
   bool IsQuick(const v1::LiveStateQuery& query) const;
 
  private:
-  friend class DirectMap;
   absl::Status Enter(const std::string& job_id);
   void Leave(const std::string& job_id);
 
-  const FindJob find_;
+  const FindHeldJob find_;
   absl::Mutex mu_;
   std::map<std::string, int> maps_ ABSL_GUARDED_BY(mu_);  // By job, of which there are any.
 };

@@ -1,8 +1,6 @@
 #include "worker/keeper/state_map.h"
 
-#include <algorithm>
-#include <atomic>
-#include <optional>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -64,6 +62,7 @@ absl::StatusOr<std::vector<int>> SetPlaces(const JobRegions& regions, const MapR
         if (slice.numel == 0) return absl::OkStatus();
         const LiveTensor& tensor = tensors[slice.tensor];
         v1::LiveMapSlice* placed = given->add_slices();
+        placed->set_tensor(slice.tensor);
         if (tensor.array == LiveArray::kBuffer) {
           const BufferPlacement& buffers = memory.buffers();
           const int64_t even =
@@ -118,50 +117,6 @@ absl::StatusOr<PlacedState> PlaceState(const JobRegions& regions, const MapReque
     ASSIGN_OR_RETURN(placed.regions.emplace_back(), ReopenForReading(regions.state_fd(Rank(rank))));
   }
   return placed;
-}
-
-absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
-                                                const MapRequest& request) {
-  ASSIGN_OR_RETURN(PlacedState placed, PlaceState(regions, request));
-  std::vector<UniqueFd> fds;
-  ASSIGN_OR_RETURN(fds.emplace_back(),
-                   MakeSealedFile("live-map", placed.places.SerializeAsString()));
-  for (UniqueFd& region : placed.regions) fds.push_back(std::move(region));
-  return fds;
-}
-
-absl::Status MapGrants::Add(const std::string& session, const std::string& job_id,
-                            int64_t generation, const MapRequest& request) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(job_id, generation));
-  RETURN_IF_ERROR(CheckMappable(job->regions(), request));
-  // The checks were made without the lock: they take long.
-  absl::MutexLock lock(&mu_);
-  if (grants_.try_emplace(session, Grant{job_id, generation, job, request}).second)
-    return absl::OkStatus();
-  return absl::AlreadyExistsError("there is such a session");
-}
-
-void MapGrants::Remove(const std::string& session) {
-  absl::MutexLock lock(&mu_);
-  grants_.erase(session);
-}
-
-absl::StatusOr<std::vector<UniqueFd>> MapGrants::Give(absl::string_view session) const {
-  std::optional<Grant> grant;
-  // A copy: files are made without the lock.
-  {
-    absl::MutexLock lock(&mu_);
-    const auto it = grants_.find(session);
-    if (it != grants_.end()) grant = it->second;
-  }
-  if (!grant.has_value()) return absl::NotFoundError("no client of this session may map anything");
-  ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(grant->job_id, grant->generation));
-  // The same generation in new memory: what was granted is not there any more.
-  if (job != grant->job.lock()) {
-    return absl::UnavailableError(
-        absl::StrCat("job '", grant->job_id, "' has begun again, with other memory"));
-  }
-  return GiveState(job->regions(), grant->request);
 }
 
 }  // namespace tessera

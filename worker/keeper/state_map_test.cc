@@ -1,16 +1,17 @@
 // Descriptors and places of state, from real regions; the test is the executors and the client.
 #include "worker/keeper/state_map.h"
 
-#include <string>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
+#include "job/live_tensors.h"
 #include "shm/buffer_memory.h"
-#include "shm/shared_file.h"
 #include "worker/executor/executor_memory.h"
-#include "worker/keeper/hosted_job_fixture.h"
 
 namespace tessera {
 namespace {
@@ -19,7 +20,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int kWorldSize = 3;
-constexpr int64_t kMost = 1 << 20;
 
 class StateMapTest : public testing::Test {
  protected:
@@ -53,14 +53,6 @@ class StateMapTest : public testing::Test {
     regions_->group()->initialized.store(1);
     for (int rank = 0; rank < kWorldSize; ++rank) PublishApplied(regions_->group(), rank, 4);
   }
-  static v1::LiveMapGiven GivenIn(const std::vector<UniqueFd>& fds) {
-    v1::LiveMapGiven given;
-    auto bytes = ReadSealedFile(fds[0].get(), kMost);
-    EXPECT_OK(bytes.status());
-    EXPECT_TRUE(given.ParseFromString(*bytes));
-    return given;
-  }
-
   std::unique_ptr<JobRegions> regions_;
   JobMemory memory_;
   MapRequest request_;
@@ -68,12 +60,12 @@ class StateMapTest : public testing::Test {
 
 // Each byte of either version is marked where an executor would write it, by what it is of.
 TEST_F(StateMapTest, PlacesAreWhereExecutorsWriteAndNoTwoSlicesShareAny) {
-  ASSERT_OK_AND_ASSIGN(const std::vector<UniqueFd> fds, GiveState(*regions_, request_));
-  const v1::LiveMapGiven given = GivenIn(fds);
-  ASSERT_EQ(fds.size(), 2u + kWorldSize);
+  ASSERT_OK_AND_ASSIGN(const PlacedState placed, PlaceState(*regions_, request_));
+  const v1::LiveMapGiven& given = placed.places;
+  ASSERT_EQ(placed.regions.size(), 1u + kWorldSize);
   std::vector<Mapping> shown;
-  for (size_t i = 1; i < fds.size(); ++i)
-    shown.push_back(*Mapping::CreateWhole(fds[i].get(), Access::kReadOnly));
+  for (const UniqueFd& region : placed.regions)
+    shown.push_back(*Mapping::CreateWhole(region.get(), Access::kReadOnly));
   const auto tensors = *LiveTensors(regions_->layout(), regions_->config().optimizer,
                                     request_.parameters, true, request_.buffers);
   int next = 0;
@@ -82,6 +74,7 @@ TEST_F(StateMapTest, PlacesAreWhereExecutorsWriteAndNoTwoSlicesShareAny) {
         if (slice.numel == 0) return absl::OkStatus();
         const LiveTensor& tensor = tensors[slice.tensor];
         const v1::LiveMapSlice& place = given.slices(next++);
+        EXPECT_EQ(place.tensor(), slice.tensor);
         for (const int version : {0, 1}) {
           const int64_t at = version == 0 ? place.even_offset_bytes() : place.odd_offset_bytes();
           if (tensor.array == LiveArray::kBuffer) {
@@ -136,12 +129,12 @@ TEST_F(StateMapTest, NumbersOfEachVersionAreWhereTheyAreDecided) {
     decision.groups[0].learning_rate.store(1.0 / static_cast<double>(step));
     decision.groups[0].momentum.store(static_cast<double>(step));
   }
-  ASSERT_OK_AND_ASSIGN(const std::vector<UniqueFd> fds, GiveState(*regions_, request_));
-  const v1::LiveMapGiven given = GivenIn(fds);
+  ASSERT_OK_AND_ASSIGN(const PlacedState placed, PlaceState(*regions_, request_));
+  const v1::LiveMapGiven& given = placed.places;
   EXPECT_THAT(given.parameters(), ElementsAre(0, 2));
   ASSERT_EQ(given.own_groups_size(), 1);
   EXPECT_EQ(DecodeHyperParameters(given.own_groups(0)).learning_rate, 0.5);
-  const Mapping group = *Mapping::CreateWhole(fds[1].get(), Access::kReadOnly);
+  const Mapping group = *Mapping::CreateWhole(placed.regions[0].get(), Access::kReadOnly);
   for (const int64_t step : {4, 5}) {
     const v1::LiveMapNumbers& numbers = step % 2 == 0 ? given.even() : given.odd();
     const auto at = [&](int64_t offset) { return group.data() + offset; };
@@ -164,42 +157,11 @@ TEST_F(StateMapTest, WhatIsNotThereIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
   request = request_;
   request.buffers = {2, 1};
-  EXPECT_THAT(GiveState(*regions_, request).status(),
+  EXPECT_THAT(PlaceState(*regions_, request).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
   regions_->group()->initialized.store(0);
-  EXPECT_THAT(GiveState(*regions_, request_).status(),
+  EXPECT_THAT(PlaceState(*regions_, request_).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no values yet")));
-}
-
-using MapGrantsTest = HostedJobFixture;
-
-TEST_F(MapGrantsTest, SessionIsOfTheMemoryThatWasThereWhenItBegan) {
-  std::shared_ptr<HostedJob> hosted;
-  const auto host = [&] {
-    hosted.reset();
-    Host(NewThreadLauncher(), 1);
-    ASSERT_OK(created_);
-    hosted = std::move(job_);
-    hosted->regions().group()->initialized.store(1);
-  };
-  MapGrants grants(
-      [&hosted](const std::string&, int64_t) -> absl::StatusOr<std::shared_ptr<HostedJob>> {
-        return hosted;
-      });
-  MapRequest request;
-  request.parameters = {0};
-  ASSERT_NO_FATAL_FAILURE(host());
-  ASSERT_OK(grants.Add("map-1", "toy", 1, request));
-  EXPECT_OK(grants.Give("map-1").status());
-  // Of the same generation, where its first epoch began once more.
-  ASSERT_NO_FATAL_FAILURE(host());
-  EXPECT_THAT(grants.Give("map-1").status(),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("with other memory")));
-  ASSERT_OK(grants.Add("map-2", "toy", 1, request));
-  EXPECT_OK(grants.Give("map-2").status());
-  grants.Remove("map-2");
-  EXPECT_THAT(grants.Give("map-2").status(),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no client")));
 }
 
 }  // namespace

@@ -44,9 +44,6 @@ void Convert(DType from, const char* source, DType to, char* out, int64_t numel)
 absl::StatusOr<std::unique_ptr<StateSnapshot>> StateSnapshot::Create(const JobRegions& regions,
                                                                      const Request& request) {
   RETURN_IF_ERROR(regions.CheckHasValues());
-  // The part is what a client asked for.
-  if (request.part.rank < 0 || request.part.rank >= regions.config().world_size)
-    return absl::InvalidArgumentError(absl::StrCat("the job has no rank ", request.part.rank));
   auto snapshot = std::unique_ptr<StateSnapshot>(new StateSnapshot());
   snapshot->request_ = request;
   snapshot->layout_ = regions.layout();
@@ -54,7 +51,7 @@ absl::StatusOr<std::unique_ptr<StateSnapshot>> StateSnapshot::Create(const JobRe
   snapshot->own_groups_ = {regions.config().groups.begin(), regions.config().groups.end()};
   ASSIGN_OR_RETURN(snapshot->tensors_,
                    LiveTensors(regions.layout(), regions.config().optimizer, request.parameters,
-                               request.moments, request.buffers, request.part));
+                               request.moments, request.buffers));
   ASSIGN_OR_RETURN(snapshot->memory_, JobMemory::Create(regions.layout(), regions.config()));
   for (const LiveTensor& tensor : snapshot->tensors_) {
     if (tensor.array == LiveArray::kBuffer) continue;
@@ -309,7 +306,7 @@ absl::StatusOr<std::optional<StateSnapshot::Piece>> StateSnapshot::Next(Room roo
   const Chunk& chunk = chunks_[next_];
   const LiveSlice& slice = slices_[chunk.slice];
   Piece piece;
-  piece.offset_elements = slice.sent_begin_elements + chunk.begin_elements;
+  piece.offset_elements = slice.begin_elements + chunk.begin_elements;
   if (IsBuffer(slice)) {
     piece.size_bytes = StoredBytes(chunk);
     RETURN_IF_ERROR(ReadNext(room(piece.size_bytes)));

@@ -49,11 +49,9 @@ class StateSnapshot {
     std::vector<int> buffers;  // The same of buffers, which are given as they are.
     // What to round parameters and moments to; nothing: what the state is in.
     std::optional<DType> dtype;
-    LivePartOf part = {};  // Which part of each parameter and moment.
     std::string spool_folder;
   };
-  // Errors: InvalidArgument     no such parameters or rank, or a dtype that they cannot be rounded
-  //                             to
+  // Errors: InvalidArgument     no such parameters, or a dtype that they cannot be rounded to
   //         FailedPrecondition  the job has no values yet
   //         ResourceExhausted   no descriptors
   static absl::StatusOr<std::unique_ptr<StateSnapshot>> Create(const JobRegions& regions,
@@ -88,7 +86,7 @@ class StateSnapshot {
   absl::Status Copy(absl::FunctionRef<bool()> cancelled);
 
   struct Piece {
-    int64_t offset_elements = 0;  // In its tensor, or what is given of that.
+    int64_t offset_elements = 0;  // In its tensor.
     int64_t size_bytes = 0;       // At most kMaxPieceBytes; never spans two slices.
   };
   static constexpr int64_t kMaxPieceBytes = 1 << 20;

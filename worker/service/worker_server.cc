@@ -21,13 +21,11 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "job/field_limits.h"
-#include "job/map_session.h"
 #include "net/credentials.h"
 #include "proto/vault.pb.h"
 #include "shm/local_messages.h"
 #include "worker/agent/coordinator_agent.h"
 #include "worker/agent/live_sources.h"
-#include "worker/agent/map_relay.h"
 #include "worker/agent/put_relay.h"
 #include "worker/agent/state_relay.h"
 #include "worker/comm/tcp/peer_mesh.h"
@@ -147,10 +145,7 @@ class WorkerServerImpl : public WorkerServer {
     if (device_memory_ != nullptr && !device_memory_->why_not_shared().empty())
       agent.max_ranks_of_job = 1;
     agent.on_command = [this](const v1::CoordinatorCommand& command) {
-      if (command.has_serve_state()) {
-        const v1::ServeState& serve = command.serve_state();
-        return IsMapSession(serve.session()) ? maps_->Serve(serve) : relay_->Serve(serve);
-      }
+      if (command.has_serve_state()) return relay_->Serve(command.serve_state());
       if (command.has_stage_put()) return puts_->Serve(command.stage_put());
       keeper_->HandleCommand(command);
     };
@@ -182,17 +177,10 @@ class WorkerServerImpl : public WorkerServer {
     relay_ = std::make_unique<StateRelay>(RelayOptions(options));
     puts_ = std::make_unique<PutRelay>(PutOptions(options));
     DescriptorServer::Options descriptors;
-    descriptors.give_map = [this](absl::string_view session) { return grants_.Give(session); };
     descriptors.direct_maps = &direct_maps_;
     ASSIGN_OR_RETURN(const std::string descriptor_socket, DescriptorSocketOf(address()));
     ASSIGN_OR_RETURN(descriptors_,
                      DescriptorServer::Start(descriptor_socket, keeper_.get(), descriptors));
-    MapRelay::Options maps;
-    maps.coordinator = CoordinatorOf(options);
-    maps.worker_id = options.worker_id;
-    maps.descriptor_socket = descriptors_->path();
-    maps.grants = &grants_;
-    maps_ = std::make_unique<MapRelay>(std::move(maps));
     WorkerService::Options service;
     service.worker_id = options.worker_id;
     service.incarnation = [this] { return agent_->incarnation(); };
@@ -230,7 +218,6 @@ class WorkerServerImpl : public WorkerServer {
     if (agent_ != nullptr) agent_->Stop();
     if (relay_ != nullptr) relay_->Stop();
     if (puts_ != nullptr) puts_->Stop();
-    if (maps_ != nullptr) maps_->Stop();
     listener_.reset();
     if (folder_.has_value()) unlink(socket_path_.c_str());  // Else it may be another worker's.
     descriptors_.reset();
@@ -304,11 +291,7 @@ class WorkerServerImpl : public WorkerServer {
   std::unique_ptr<StateListener> listener_;
   std::unique_ptr<StateRelay> relay_;
   std::unique_ptr<PutRelay> puts_;
-  MapGrants grants_{[this](const std::string& job_id, int64_t generation) {
-    return keeper_->FindForPut(job_id, generation);
-  }};
   DirectMaps direct_maps_{[this](const std::string& job_id) { return keeper_->Find(job_id); }};
-  std::unique_ptr<MapRelay> maps_;
   std::unique_ptr<DescriptorServer> descriptors_;
   std::unique_ptr<WorkerService> service_;
   std::unique_ptr<grpc::Server> server_;

@@ -1,9 +1,9 @@
-// Maps the state of a running job, as its workers hold it, into a process of the same host and user
+// Maps the state of a running job, as its workers hold it, into a process of the same node and user
 // while the job trains: nothing is copied, however large it is, and nothing waits (docs/adr/0052).
 //
-//   LiveReaderOptions options = {"127.0.0.1:7070"};             the coordinator
-//   options.worker_address = "unix:/run/tessera-worker/worker.sock";  ten times as fast, where it
-//   ASSIGN_OR_RETURN(auto map, LiveMap::Open(options, query));        has all ranks of the job
+//   LiveReaderOptions options;
+//   options.worker_addresses = {"unix:/run/tessera-worker/worker.sock"};  all that have ranks
+//   ASSIGN_OR_RETURN(auto map, LiveMap::Open(options, query));
 //   for (const MappedEntry& entry : map->entries())
 //     for (const absl::string_view span : entry.spans) sum += Sum(span);
 //   if (!map->Validate()) ...          what was read is void: map->Refresh(), and repeat
@@ -34,8 +34,7 @@ namespace v1 {
 class LiveStateQuery;
 }  // namespace v1
 
-class MapGrant;
-class MappedSource;
+class WorkerGrant;
 
 struct MappedEntry {
   LiveEntry entry;  // As LiveReader::Get returns it.
@@ -47,15 +46,19 @@ struct MappedEntry {
 // For one thread at a time; Validate() may be called while other threads read the spans.
 class LiveMap {
  public:
-  // Maps the newest version that all ranks have. At most eight readers may map one job at once.
-  // Asks the worker at options.worker_address, if there is one, and then, if that fails, the
-  // coordinator, if there is one (docs/adr/0057).
-  // Errors, in addition to those of LiveReader::Get:
-  //   FailedPrecondition  what is requested is not in memory in that form: a part of a form SHARDED
-  //                       or LOCAL, another dtype than the job keeps, state on a GPU; a worker is
-  //                       on another host, or another user's
-  //   Aborted             steps are faster than one can be mapped; the job was deleted meanwhile
-  //   Unimplemented       the coordinator is too old to support mapping
+  // Maps the newest version that all ranks have. At most eight readers may map one job at once. Asks
+  // the workers at options.worker_addresses, and no coordinator (docs/adr/0074).
+  // Errors, which name the worker:
+  //   NotFound            a worker has no such job, or no name matches
+  //   InvalidArgument     a query out of bounds; no worker's address, or not a Unix socket's, or one
+  //                       worker twice
+  //   FailedPrecondition  what is requested is not in memory in that form: another dtype than the
+  //                       job keeps, state on a GPU; a worker is on another node, or another
+  //                       user's; other workers than these have a part of it
+  //   ResourceExhausted   the limit of maps of the job is reached; no descriptors or memory
+  //   Unavailable         a worker does not answer; the workers are not in one epoch of the job
+  //   Aborted             steps are faster than one can be mapped
+  //   DataLoss            the answers are malformed, or differ
   static absl::StatusOr<std::unique_ptr<LiveMap>> Open(const LiveReaderOptions& options,
                                                        const LiveQuery& query);
   ~LiveMap();  // Its spans end with it.
@@ -71,21 +74,20 @@ class LiveMap {
   // Shows the newest version in place of this one, without a call to any server; its spans are
   // other ones, in the same memory. After an error the version that was shown stays.
   // Errors: Aborted      steps are faster than that
-  //         Unavailable  a worker or the coordinator is gone, or the job was deleted, is over or
-  //                      has started again; some rank does not complete a step that others have:
-  //                      open another map
+  //         Unavailable  a worker is gone, or the job was deleted, is over or has started again;
+  //                      some rank does not complete a step that others have: open another map
   //         DataLoss     the sequence words of some rank are invalid
   absl::Status Refresh();
 
  private:
-  // A slice of a source.
+  // A slice of a worker.
   struct Place {
-    int source = 0, slice = 0;
+    int worker = 0, slice = 0;
   };
   LiveMap();
-  // What the coordinator, or the worker of the options, allows to map. Errors: as Open.
-  absl::Status OpenByCoordinator(const LiveReaderOptions& options, const v1::LiveStateQuery& query);
-  absl::Status OpenAtWorker(const LiveReaderOptions& options, const v1::LiveStateQuery& query);
+  absl::Status Ask(const LiveReaderOptions& options, const v1::LiveStateQuery& query);
+  // Whether the workers' answers are of one job, in one epoch.
+  absl::Status CheckAnswers() const;
   // Finds the slices of each entry; there must be no others.
   absl::Status FindPlaces();
   // Waits until all ranks have it.
@@ -96,9 +98,8 @@ class LiveMap {
   // Errors: as AwaitWhole.
   absl::Status Show(int64_t step);
 
-  bool has_groups_ = false;  // Of the query.
-  std::unique_ptr<MapGrant> grant_;
-  std::vector<std::unique_ptr<MappedSource>> sources_;
+  bool has_groups_ = false;                            // Of the query.
+  std::vector<std::unique_ptr<WorkerGrant>> workers_;  // By their ranks.
   LiveVersion version_;
   std::vector<MappedEntry> entries_;
   std::vector<std::vector<Place>> places_;  // By entry.

@@ -54,9 +54,9 @@ struct LiveReaderOptions {
   absl::Duration list_timeout = absl::Seconds(10);
   bool through_coordinator = false;  // Also where this host reaches the workers.
   Keepalive keepalive = {};          // Of the connections to the coordinator and to the workers.
-  // "unix:...", of a worker on this host that LiveMap asks first (live_map.h). Empty: none. Maps
-  // alone need no coordinator then.
-  std::string worker_address;
+  // "unix:...", of all workers of the job, on this node: LiveMap asks them (live_map.h), and needs no
+  // coordinator. Empty: nothing is mapped.
+  std::vector<std::string> worker_addresses;
 };
 
 // Which tensors. "*" in a pattern is any bytes or none, "?" any one byte; a parameter with tied
@@ -68,9 +68,6 @@ struct LiveQuery {
   bool buffers = true;                        // Rank 0's; whole, and in their own dtype.
   // What parameters and moments are rounded to: fp32, bf16 or fp16. None: as the job keeps them.
   std::optional<DType> dtype;
-  // All of each tensor; or what a rank has in a SHARDED or LOCAL state dict. Of LOCAL the tensors
-  // are units, named "UNIT._flat_param".
-  LivePartOf part = {};
 };
 
 struct LiveEntry {
@@ -82,13 +79,7 @@ struct LiveEntry {
   int64_t size_bytes = 0;
   std::vector<std::string> aliases;  // Of a parameter with tied weights: its other names.
   int param_group = 0;               // Its place in LiveVersion::groups.
-  // How many updates it has had; 0 in a list. Of LOCAL moments, each trainable one of the unit.
-  int64_t update_count = 0;
-  // Of a form that gives parts: what it is a part of. Empty where it is whole.
-  std::vector<int64_t> whole_shape;
-  int64_t begin = 0;  // Rows before it; of LOCAL, elements.
-
-  bool is_part() const { return !whole_shape.empty(); }
+  int64_t update_count = 0;          // How many updates it has had; 0 in a list.
 };
 
 struct LiveVersion {
@@ -121,19 +112,16 @@ class LiveReader {
 
   // All errors name the coordinator. Of all:
   //   NotFound          no such job, or no name matches
-  //   InvalidArgument   a query out of bounds; a dtype that elements cannot be rounded to; a rank
-  //                     that the job has not; LOCAL of a unit that is whole on every rank
+  //   InvalidArgument   a query out of bounds; a dtype that elements cannot be rounded to
   //   Unavailable       nothing answers there, or not any more; DeadlineExceeded  not within
   //                     list_timeout
   // What Get gives, in its order; asks no worker.
   absl::StatusOr<std::vector<LiveEntry>> List(const LiveQuery& query);
 
   // Also:
-  //   FailedPrecondition  the job has no values yet, or is lost; LOCAL moments of a unit whose
-  //                       parameters were updated unequally often
+  //   FailedPrecondition  the job has no values yet, or is lost
   //   ResourceExhausted   as many read this job's state as it serves at once; a disk is full
   //   Unavailable         a worker does not answer, or several attempts have failed
-  //   Unimplemented       a part, and a worker of a version before parts
   //   Aborted             the job was deleted meanwhile
   //   DataLoss            what came is not what was said to come
   // What the sink got before an error is void.

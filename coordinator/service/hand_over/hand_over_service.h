@@ -9,7 +9,6 @@
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/hand_over/hand_over_reader.h"
-#include "coordinator/service/live/live_hub.h"
 #include "coordinator/service/serve.h"
 #include "proto/hand_over.pb.h"
 
@@ -18,7 +17,8 @@ namespace tessera::coordinator {
 class HandOverService {
  public:
   // `host`, `gate` and `hub` outlive this.
-  HandOverService(CoordinatorHost* host, const Gate* gate, LiveHub* hub, const LiveTimes& times)
+  HandOverService(CoordinatorHost* host, const Gate* gate, LiveSessions* hub,
+                  const LiveTimes& times)
       : host_(host), gate_(gate), hub_(hub), times_(times) {}
   void AddTo(CallServer* calls);  // Which this outlives.
 
@@ -40,9 +40,9 @@ class HandOverService {
 
   CoordinatorHost* const host_;
   const Gate* const gate_;
-  LiveHub* const hub_;
+  LiveSessions* const hub_;
   const LiveTimes times_;
-  ReadingPlaces places_;
+  JobPlaces places_{4};  // Of reads.
   std::atomic<int64_t> next_call_{1};
 };
 

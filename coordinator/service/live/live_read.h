@@ -8,25 +8,23 @@
 // Step 3 then tells the client where to fetch, and waits until it has done so.
 //
 // Steps 1 and 2 are tried a few times. A second thread watches: it ends the read when the job is
-// deleted, or when the client has read nothing for a while. At most LiveLine::kMaxEvents pieces per
+// deleted, or when the client has read nothing for a while. At most LiveLine::kMaxQueued pieces per
 // worker are buffered here, in addition to gRPC's windows. Use once, by one thread.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READ_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READ_H_
 
-#include <atomic>
 #include <functional>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
-#include "coordinator/service/live/live_hub.h"
-#include "coordinator/service/live/live_phase.h"
+#include "coordinator/service/live/client_watch.h"
+#include "coordinator/service/live/job_places.h"
+#include "coordinator/service/live/worker_session.h"
 #include "job/live_plan.h"
 #include "proto/live_state.pb.h"
 
@@ -38,6 +36,14 @@ struct LiveTimes {
   absl::Duration client = absl::Seconds(60);  // For the client to read a piece.
 };
 
+// All reads in progress. One read of a job at a time holds and copies, so that two reads cannot wait
+// for each other on two workers. They then serve their clients concurrently.
+struct LiveHub {
+  LiveSessions sessions;
+  JobPlaces readings{4};
+  JobPlaces turns{1};
+};
+
 class LiveRead {
  public:
   struct Client {
@@ -46,8 +52,7 @@ class LiveRead {
     std::function<void()> cancel;  // Ends a write; called by another thread.
   };
   // `host` and `hub` outlive this.
-  LiveRead(CoordinatorHost* host, LiveHub* hub, const LiveTimes& times, Client client)
-      : host_(host), hub_(hub), times_(times), client_(std::move(client)) {}
+  LiveRead(CoordinatorHost* host, LiveHub* hub, const LiveTimes& times, Client client);
 
   // Errors: as LiveState.GetLiveState in proto/live_state.proto.
   absl::Status Read(const v1::LiveStateQuery& query, const Gate::Caller& caller);
@@ -65,33 +70,27 @@ class LiveRead {
                             const google::protobuf::RepeatedField<int64_t>& update_counts,
                             const google::protobuf::RepeatedPtrField<v1::ParamGroup>& groups,
                             v1::LiveStateBegin* begin);
-  // For moments in the form LOCAL: checks that each unit has one count of updates.
-  absl::Status CheckOneCountAUnit() const;
   void EndTurn();
   absl::Status OpenLines(const JobView& view);
+  absl::Status SendAll(const v1::LiveCommand& command);
   absl::StatusOr<v1::LiveEvent> Await(LiveLine* line, v1::LiveEvent::EventCase kind,
                                       absl::Duration timeout);
-  static absl::Status OutOfOrder(const LiveLine& line);
   // Waits for an event of this kind from each line.
-  absl::Status AwaitAll(const std::vector<std::shared_ptr<LiveLine>>& lines,
-                        v1::LiveEvent::EventCase kind, absl::Duration timeout);
+  absl::Status AwaitAll(const LiveSession::Lines& lines, v1::LiveEvent::EventCase kind,
+                        absl::Duration timeout);
   absl::Status NextFailure(LiveLine* line, absl::Time deadline);
-  void CloseLines();
   absl::Status Serve(v1::LiveStateBegin begin);
   absl::Status ServeSlice(const LiveSlice& slice);
   absl::Status TellBegin(v1::LiveStateBegin begin);
-  // What the client is told of an entry before its elements.
-  v1::LiveTensorInfo InfoOf(size_t entry);
-  int64_t UpdateCountOf(const LiveTensor& tensor) const;
+  // What the client is told of a tensor before its elements.
+  v1::LiveTensorInfo InfoOf(size_t tensor) const;
   // In a direct query: tells the client what to fetch and where, then waits until it has.
   absl::Status ServeDirect(v1::LiveStateBegin begin);
   absl::Status TellTensors(const std::vector<int>& source_of_line);
-  std::vector<std::shared_ptr<LiveLine>> Lines();
   absl::Status Write(const v1::LiveStateReply& reply);
-  void Watch();
-  void End(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool Cancelled() const { return ended_.load() || client_.cancelled(); }
+  bool Cancelled() const { return watch_.has_ended() || client_.cancelled(); }
   absl::StatusOr<JobView> ReadableJob() const;
+  absl::Status CheckNotDeleted() const;
 
   CoordinatorHost* const host_;
   LiveHub* const hub_;
@@ -101,21 +100,13 @@ class LiveRead {
   Generation generation_;
   LivePlan plan_;
   v1::DType wanted_dtype_ = v1::DTYPE_UNSPECIFIED;
-  v1::LiveStateForm wanted_form_ = v1::LIVE_STATE_FORM_FULL;
-  LivePhase phase_ = LivePhase::kHolding;
   bool is_direct_ = false, has_turn_ = false;
-  std::string session_;
   std::vector<int> line_of_rank_;       // -1: nothing is asked of it.
   std::vector<int64_t> update_counts_;  // By parameter of the plan.
   // In a direct query, by line: where the client fetches the worker's part.
   std::vector<std::vector<std::string>> addresses_;
-
-  std::atomic<bool> ended_{false};  // Set by the watching thread.
-  absl::Mutex mu_;
-  std::vector<std::shared_ptr<LiveLine>> lines_ ABSL_GUARDED_BY(mu_);
-  absl::Time writing_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  absl::Status reason_ ABSL_GUARDED_BY(mu_);
-  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  LiveSession session_;
+  ClientWatch watch_;  // After what it uses.
 };
 
 }  // namespace tessera::coordinator

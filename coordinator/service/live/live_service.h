@@ -1,18 +1,16 @@
-// The gRPC services of live state (proto/live_state.proto). Thread-safe.
+// The gRPC service by which clients read live state (proto/live_state.proto). Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_SERVICE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_SERVICE_H_
 
 #include "absl/status/status.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
-#include "coordinator/service/live/live_hub.h"
 #include "coordinator/service/live/live_read.h"
 #include "coordinator/service/serve.h"
 #include "proto/live_state.pb.h"
 
 namespace tessera::coordinator {
 
-// For clients.
 class LiveStateService {
  public:
   // `host`, `gate` and `hub` outlive this.
@@ -30,19 +28,6 @@ class LiveStateService {
   const Gate* const gate_;
   LiveHub* const hub_;
   const LiveTimes times_;
-};
-
-// For workers, which dial the coordinator.
-class LiveRelayService {
- public:
-  LiveRelayService(const Gate* gate, LiveHub* hub) : gate_(gate), hub_(hub) {}
-  void AddTo(CallServer* calls);  // Which this outlives.
-
- private:
-  absl::Status Relay(CallStream<v1::LiveEvent, v1::LiveCommand>* stream, v1::LiveEvent hello);
-
-  const Gate* const gate_;
-  LiveHub* const hub_;
 };
 
 }  // namespace tessera::coordinator

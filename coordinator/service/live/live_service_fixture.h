@@ -47,10 +47,9 @@ class Relay {
     EXPECT_TRUE(Read().has_hold());
     Holds(step);
   }
-  void Holds(int64_t step, v1::LiveStateForm form = v1::LIVE_STATE_FORM_FULL) {
+  void Holds(int64_t step) {
     v1::LiveEvent event;
     event.mutable_held()->set_step(step);
-    event.mutable_held()->set_form(form);
     EXPECT_TRUE(stream_->Write(event));
   }
   void Send(const v1::LiveEvent& event) { EXPECT_TRUE(stream_->Write(event)); }

@@ -29,20 +29,16 @@ TEST_F(LiveServiceTest, NewestStepThatAnyHoldsIsCopiedByAllAndPiecesComeInOrder)
   EXPECT_EQ(got.data, "111122223333444455556666");
 }
 
-TEST_F(LiveServiceTest, PartOfARankIsAskedForAndSaidToBeOneAndGroupsComeWithMoments) {
+TEST_F(LiveServiceTest, GroupsOfTheStepComeWithMoments) {
   Start(6);
   v1::LiveStateQuery query = Query();
-  query.set_form(v1::LIVE_STATE_FORM_SHARDED);
-  query.set_rank(1);
   query.set_moments(true);
   auto get = Get(query);
   ra_ = RelayOf(a_.get());
   rb_ = RelayOf(b_.get());
   for (Relay* relay : {ra_.get(), rb_.get()}) {
-    const v1::LiveCommand hold = relay->Read();
-    EXPECT_EQ(hold.hold().form(), v1::LIVE_STATE_FORM_SHARDED);
-    EXPECT_EQ(hold.hold().form_rank(), 1);
-    relay->Holds(5, v1::LIVE_STATE_FORM_SHARDED);
+    EXPECT_TRUE(relay->Read().hold().moments());
+    relay->Holds(5);
   }
   for (Relay* relay : {ra_.get(), rb_.get()}) {
     EXPECT_EQ(relay->Read().copy().step(), 5);
@@ -52,53 +48,17 @@ TEST_F(LiveServiceTest, PartOfARankIsAskedForAndSaidToBeOneAndGroupsComeWithMome
     event.mutable_copied()->add_groups()->set_learning_rate(0.25);
     relay->Send(event);
   }
-  // The last three of six elements of each tensor, which the other worker has.
   const size_t num_tensors = 3;
-  for (size_t tensor = 0; tensor < num_tensors; ++tensor)
-    EXPECT_TRUE(rb_->Piece(0, "111122223333"));
+  for (size_t tensor = 0; tensor < num_tensors; ++tensor) {
+    EXPECT_TRUE(ra_->Piece(0, "111122223333"));
+    EXPECT_TRUE(rb_->Piece(3, "444455556666"));
+  }
   const Got got = get.get();
   ASSERT_OK(got.status);
-  EXPECT_EQ(got.begin.size_bytes(), 36);
+  EXPECT_EQ(got.begin.size_bytes(), 72);
   ASSERT_EQ(got.begin.groups_size(), 1);
   EXPECT_EQ(got.begin.groups(0).learning_rate(), 0.25);
   ASSERT_EQ(got.tensors.size(), num_tensors);
-  for (const v1::LiveTensorInfo& tensor : got.tensors) {
-    EXPECT_THAT(tensor.shape(), testing::ElementsAre(3));
-    EXPECT_THAT(tensor.part().whole_shape(), testing::ElementsAre(6));
-    EXPECT_EQ(tensor.part().begin(), 3);
-  }
-}
-
-TEST_F(LiveServiceTest, WorkerThatKnowsNoPartsIsAnErrorAndNotTheWholeTensors) {
-  Start(6);
-  v1::LiveStateQuery query = Query();
-  query.set_form(v1::LIVE_STATE_FORM_LOCAL);
-  query.set_rank(1);  // Rank 0's worker reports the step.
-  auto get = Get(query);
-  ra_ = RelayOf(a_.get());
-  rb_ = RelayOf(b_.get());
-  rb_->Held(5);
-  ra_->Held(5);  // It is heard first, and ends the read.
-  EXPECT_THAT(get.get().status,
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("worker 'a' is too old")));
-}
-
-TEST_F(LiveServiceTest, PartThatThereIsNotIsRefusedBeforeAnyWorkerIsAsked) {
-  Start(6);
-  v1::LiveStateQuery query = Query();
-  query.set_rank(1);
-  EXPECT_THAT(Get(query).get().status, StatusIs(absl::StatusCode::kInvalidArgument,
-                                                HasSubstr("only in the forms SHARDED and LOCAL")));
-  query.set_form(v1::LIVE_STATE_FORM_SHARDED);
-  for (const int rank : {-1, 2}) {
-    query.set_rank(rank);
-    EXPECT_THAT(Get(query).get().status,
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank")));
-  }
-  query.set_form(static_cast<v1::LiveStateForm>(9));
-  query.set_rank(0);
-  EXPECT_THAT(Get(query).get().status,
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unknown form 9")));
 }
 
 TEST_F(LiveServiceTest, BuffersAreAskedOfRank0AloneAndComeLastInTheirOwnDType) {

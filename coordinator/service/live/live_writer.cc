@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <random>
-#include <thread>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
-#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
-#include "coordinator/service/live/live_hub.h"
 #include "job/field_limits.h"
 #include "job/held_ranges.h"
 #include "job/job_codec.h"
@@ -19,7 +17,6 @@ namespace {
 
 constexpr size_t kMaxPieceBytes = 1 << 20;
 constexpr int64_t kMaxWaitMs = 24 * 3600 * 1000;
-constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 constexpr uint64_t kHashSeed = 0xcbf29ce484222325;
 
 uint64_t Hash(uint64_t hash, const std::string& bytes) {
@@ -73,6 +70,19 @@ absl::Status Unset(const absl::Status& of_worker) {
 
 }  // namespace
 
+LiveWriter::LiveWriter(CoordinatorHost* host, PutHub* hub, const PutTimes& times, Client client)
+    : host_(host),
+      hub_(hub),
+      times_(times),
+      client_(std::move(client)),
+      session_(&hub->sessions),
+      watch_({"a put", times.client,
+              absl::CancelledError(absl::StrCat("the client sent nothing for ",
+                                                absl::FormatDuration(times.client),
+                                                "; nothing was changed")),
+              [this] { return Deletion(); }, [this] { session_.Close(); }, client_.cancel,
+              /*cancels_if_gone=*/true}) {}
+
 absl::StatusOr<v1::PutReply> LiveWriter::Write(const v1::PutBegin& begin) {
   job_ = JobId(begin.job_id());
   RETURN_IF_ERROR(CheckRange("wait_ms", begin.wait_ms(), 0, kMaxWaitMs));
@@ -81,20 +91,19 @@ absl::StatusOr<v1::PutReply> LiveWriter::Write(const v1::PutBegin& begin) {
   generation_ = view.generation;
   collective_timeout_ = view.spec->config.collective_timeout;
   ASSIGN_OR_RETURN(plan_, PlanPut(*view.spec, begin));
-  RETURN_IF_ERROR(hub_->Enter(job_));
-  absl::StatusOr<std::thread> watch = StartThread("a put", [this] { Watch(); });
-  absl::StatusOr<v1::PutReply> reply =
-      watch.ok() ? WriteWatched() : absl::StatusOr<v1::PutReply>(watch.status());
-  CloseLines();
-  hub_->Leave(job_);
-  {
-    absl::MutexLock lock(&mu_);
-    done_ = true;
-    // The workers may have heard of a deletion before the watching thread.
-    if (reason_.ok()) reason_ = Deletion();
-    if (!reply.ok() && !reason_.ok()) reply = reason_;
+  if (!hub_->puts.TryEnter(job_)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("job '", job_.value(), "': another client sets its values"));
   }
-  if (watch.ok()) watch->join();
+  const absl::Status watched = watch_.Start();
+  absl::StatusOr<v1::PutReply> reply =
+      watched.ok() ? WriteWatched() : absl::StatusOr<v1::PutReply>(watched);
+  session_.Close();
+  hub_->puts.Leave(job_);
+  absl::Status reason = watch_.Stop();
+  // The workers may have heard of a deletion before the watching thread.
+  if (reason.ok()) reason = Deletion();
+  if (!reply.ok() && !reason.ok()) reply = reason;
   TESSERA_LOG(INFO, "job={} put of {} tensors: {}", job_.value(), plan_.num_tensors,
               reply.ok() ? absl::StrCat("step ", reply->step()) : reply.status().ToString());
   return reply;
@@ -129,29 +138,24 @@ absl::StatusOr<v1::PutReply> LiveWriter::WriteWatched() {
 
 absl::Status LiveWriter::OpenLines() {
   ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
-  session_ = LiveHub::NewSession();
-  const std::vector<RankPlacement>& placements = view.status.placements;
-  for (size_t rank = 0; rank < placements.size(); ++rank) {
-    const std::string& worker = placements[rank].worker.value();
+  std::vector<WorkerId> workers;
+  for (const RankPlacement& placement : view.status.placements) {
+    const int rank = workers_.empty() ? 0 : workers_.back().end_rank;
     // The ranks of a worker are consecutive.
-    if (workers_.empty() || workers_.back().line->worker() != worker) {
-      const int first = static_cast<int>(rank);
-      workers_.push_back({std::make_shared<PutLine>(worker), first, first});
+    if (workers.empty() || workers.back() != placement.worker) {
+      workers.push_back(placement.worker);
+      workers_.push_back({nullptr, rank, rank});
     }
     ++workers_.back().end_rank;
   }
-  {
-    absl::MutexLock lock(&mu_);
-    for (const Worker& worker : workers_) lines_.push_back(worker.line);
-  }
-  for (const Worker& worker : workers_) {
-    hub_->Expect(session_, worker.line);
-    if (!host_->SendCommand(WorkerId(worker.line->worker()),
-                            StagePut{job_, generation_, session_})) {
-      return absl::UnavailableError(absl::StrCat("worker '", worker.line->worker(),
-                                                 "' is not connected; nothing was changed"));
-    }
-  }
+  const absl::Status opened =
+      session_.Open(workers, [this](const WorkerId& worker, const std::string& session) {
+        return host_->SendCommand(worker, StagePut{job_, generation_, session});
+      });
+  if (!opened.ok()) return Unset(opened);
+  const PutSession::Lines lines = session_.lines();
+  if (lines.empty()) return absl::CancelledError("the put was ended; nothing was changed");
+  for (size_t i = 0; i < lines.size(); ++i) workers_[i].line = lines[i];
   return absl::OkStatus();
 }
 
@@ -178,14 +182,9 @@ absl::Status LiveWriter::AwaitAll(v1::PutEvent::EventCase kind, absl::Duration t
 }
 
 absl::Status LiveWriter::ReadRequest(v1::PutRequest* request) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (!reason_.ok()) return reason_;
-    reading_since_ = SteadyNow();
-  }
+  RETURN_IF_ERROR(watch_.BeginWait());
   const bool read = client_.read(request);
-  absl::MutexLock lock(&mu_);
-  reading_since_ = absl::InfiniteFuture();
+  watch_.EndWait();
   if (read) return absl::OkStatus();
   if (client_.cancelled()) return absl::CancelledError("the client is gone; nothing was changed");
   return absl::InvalidArgumentError("the client ended the put too early; nothing was changed");
@@ -259,42 +258,11 @@ absl::Status LiveWriter::Forward(const PutPlan::Tensor& tensor, const v1::LivePi
   return absl::OkStatus();
 }
 
-void LiveWriter::CloseLines() {
-  absl::MutexLock lock(&mu_);
-  for (const auto& line : lines_) {
-    hub_->Forget(session_, line->worker());
-    line->Close();
-  }
-  lines_.clear();
-}
-
 absl::Status LiveWriter::Deletion() const {
   const absl::StatusOr<JobView> view = host_->GetJob(job_);
   if (!view.ok() || view->generation != generation_)
     return absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile"));
   return CheckNotOver(job_, view->status);
-}
-
-void LiveWriter::Watch() {
-  absl::MutexLock lock(&mu_);
-  while (!AwaitWithTimeout(&mu_, absl::Condition(&done_), kWatchInterval)) {
-    const absl::Status deletion = Deletion();
-    const bool is_gone = !deletion.ok();
-    if (is_gone) End(deletion);
-    const bool is_silent = SteadyNow() - reading_since_ > times_.client;
-    if (is_silent) {
-      End(absl::CancelledError(absl::StrCat("the client sent nothing for ",
-                                            absl::FormatDuration(times_.client),
-                                            "; nothing was changed")));
-    }
-    if (reading_since_ != absl::InfiniteFuture() && (is_gone || is_silent)) client_.cancel();
-  }
-}
-
-void LiveWriter::End(const absl::Status& reason) {
-  if (reason_.ok()) reason_ = reason;
-  ended_.store(true);
-  for (const auto& line : lines_) line->Close();
 }
 
 }  // namespace tessera::coordinator

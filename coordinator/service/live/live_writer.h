@@ -6,28 +6,26 @@
 //   3. all workers have everything ──► offer it to all ──► the outcome: put_verdict.h
 //
 // A second thread watches: it ends the put when the job is deleted, or when the client has sent
-// nothing for a while. At most one piece of the client, and PutLine::kMaxCommands pieces per
+// nothing for a while. At most one piece of the client, and PutLine::kMaxQueued pieces per
 // worker, are buffered here, in addition to gRPC's windows. Use once, by one thread.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_WRITER_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_WRITER_H_
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "coordinator/service/coordinator_host.h"
-#include "coordinator/service/live/put_hub.h"
+#include "coordinator/service/live/client_watch.h"
+#include "coordinator/service/live/job_places.h"
 #include "coordinator/service/live/put_plan.h"
 #include "coordinator/service/live/put_verdict.h"
+#include "coordinator/service/live/worker_session.h"
 #include "proto/live_put.pb.h"
 
 namespace tessera::coordinator {
@@ -39,6 +37,12 @@ struct PutTimes {
   absl::Duration step = absl::Minutes(10);    // For the trainers to take a step, by default.
 };
 
+// All puts in progress. A job has one at a time.
+struct PutHub {
+  PutSessions sessions;
+  JobPlaces puts{1};
+};
+
 class LiveWriter {
  public:
   struct Client {
@@ -47,8 +51,7 @@ class LiveWriter {
     std::function<void()> cancel;  // Ends a read; called by another thread.
   };
   // `host` and `hub` outlive this.
-  LiveWriter(CoordinatorHost* host, PutHub* hub, const PutTimes& times, Client client)
-      : host_(host), hub_(hub), times_(times), client_(std::move(client)) {}
+  LiveWriter(CoordinatorHost* host, PutHub* hub, const PutTimes& times, Client client);
 
   // Errors: as LivePut.PutLiveState in proto/live_put.proto.
   absl::StatusOr<v1::PutReply> Write(const v1::PutBegin& begin);
@@ -77,10 +80,7 @@ class LiveWriter {
   // Why the put should be withdrawn; OK: it should not.
   absl::Status GivenUp(absl::Time deadline);
   absl::Status Deletion() const;  // Why the job is deleted or over; OK: it is neither.
-  void CloseLines();
-  void Watch();
-  void End(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool Cancelled() const { return ended_.load() || client_.cancelled(); }
+  bool Cancelled() const { return watch_.has_ended() || client_.cancelled(); }
 
   CoordinatorHost* const host_;
   PutHub* const hub_;
@@ -91,16 +91,10 @@ class LiveWriter {
   absl::Duration collective_timeout_, step_timeout_;
   PutPlan plan_;
   std::vector<uint64_t> hashes_;  // By tensor, for tied tensors: of the elements.
-  std::string session_;
   std::vector<Worker> workers_;
   v1::PutReply reply_;
-
-  std::atomic<bool> ended_{false};
-  absl::Mutex mu_;
-  bool done_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Status reason_ ABSL_GUARDED_BY(mu_);
-  absl::Time reading_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  std::vector<std::shared_ptr<PutLine>> lines_ ABSL_GUARDED_BY(mu_);
+  PutSession session_;
+  ClientWatch watch_;  // After what it uses.
 };
 
 }  // namespace tessera::coordinator

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "coordinator/service/live/live_writer.h"
 
@@ -16,10 +17,7 @@ constexpr absl::Duration kListen = absl::Milliseconds(20);
 }  // namespace
 
 absl::Status LiveWriter::GivenUp(absl::Time deadline) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (!reason_.ok()) return reason_;
-  }
+  RETURN_IF_ERROR(watch_.reason());
   if (client_.cancelled()) return absl::CancelledError("the client is gone");
   if (SteadyNow() < deadline) return absl::OkStatus();
   return absl::DeadlineExceededError(absl::StrCat("job '", job_.value(),

@@ -1,11 +1,7 @@
 #include "coordinator/service/live/put_service.h"
 
-#include <memory>
-#include <optional>
-#include <thread>
 #include <utility>
 
-#include "base/start_thread.h"
 #include "base/status_macros.h"
 
 namespace tessera::coordinator {
@@ -33,36 +29,6 @@ absl::Status LivePutService::Put(CallStream<v1::PutRequest, v1::PutReply>* strea
         stream->call()->SetReply([reply] { return ToBytes(reply); });
         return absl::OkStatus();
       });
-}
-
-void LivePutRelayService::AddTo(CallServer* calls) {
-  AddStream(calls, "tessera.v1.LivePutRelay/Relay", "LivePutRelay", CallKind::kOfWorker, this,
-            &LivePutRelayService::Relay);
-}
-
-absl::Status LivePutRelayService::Relay(CallStream<v1::PutEvent, v1::PutCommand>* stream,
-                                        v1::PutEvent event) {
-  grpc::ServerContext* const context = stream->context();
-  if (!event.has_hello())
-    return absl::InvalidArgumentError("the stream does not begin with a hello");
-  RETURN_IF_ERROR(
-      gate_->AdmitWorker({context, "LivePutRelay"}, event.hello().worker_id()).status());
-  const std::shared_ptr<PutLine> line =
-      hub_->Find(event.hello().session(), event.hello().worker_id());
-  if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))
-    return absl::NotFoundError("nobody waits for this worker's part");
-  stream->call()->GiveUpPlace();
-  absl::StatusOr<std::thread> writer = StartThread("a put's stream", [&line, stream, context] {
-    while (std::optional<v1::PutCommand> command = line->Pop()) {
-      if (stream->Write(*command)) continue;
-      context->TryCancel();
-      return;
-    }
-  });
-  while (writer.ok() && stream->Read(&event) && line->Push(std::move(event))) continue;
-  line->Detach();
-  if (writer.ok()) writer->join();
-  return writer.status();
 }
 
 }  // namespace tessera::coordinator

@@ -1,4 +1,4 @@
-// The gRPC services of puts (proto/live_put.proto). Thread-safe.
+// The gRPC service by which clients set values (proto/live_put.proto). Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_PUT_SERVICE_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_PUT_SERVICE_H_
 
@@ -6,13 +6,11 @@
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/live/live_writer.h"
-#include "coordinator/service/live/put_hub.h"
 #include "coordinator/service/serve.h"
 #include "proto/live_put.pb.h"
 
 namespace tessera::coordinator {
 
-// For clients.
 class LivePutService {
  public:
   // `host`, `gate` and `hub` outlive this.
@@ -27,19 +25,6 @@ class LivePutService {
   const Gate* const gate_;
   PutHub* const hub_;
   const PutTimes times_;
-};
-
-// For workers, which dial the coordinator.
-class LivePutRelayService {
- public:
-  LivePutRelayService(const Gate* gate, PutHub* hub) : gate_(gate), hub_(hub) {}
-  void AddTo(CallServer* calls);  // Which this outlives.
-
- private:
-  absl::Status Relay(CallStream<v1::PutEvent, v1::PutCommand>* stream, v1::PutEvent event);
-
-  const Gate* const gate_;
-  PutHub* const hub_;
 };
 
 }  // namespace tessera::coordinator

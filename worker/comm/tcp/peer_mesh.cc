@@ -88,7 +88,6 @@ class AsioMesh : public PeerMesh {
                         absl::Time deadline) override;
   void Abort(const absl::Status& reason) override;
   void Tell(const absl::Status& reason) override;
-  int64_t bytes_sent() const override { return bytes_sent_; }
   int64_t bytes_received() const override { return bytes_received_; }
 
  private:
@@ -145,7 +144,6 @@ class AsioMesh : public PeerMesh {
   int pending_ = 0;                  // Handlers that the operation under way waits for.
   int running_ = 0;                  // Handlers that may run, and refer to the caller's memory.
   absl::Status failure_;             // The first; the mesh is unusable then.
-  std::atomic<int64_t> bytes_sent_{0};
   std::atomic<int64_t> bytes_received_{0};
 
   absl::Mutex mu_;
@@ -389,7 +387,6 @@ void AsioMesh::Send(Transfer* transfer) {
   asio::async_write(transfer->link->socket, transfer->out, MoveAll{&failure_},
                     [this, transfer](ErrorCode error, size_t bytes) {
                       --running_;
-                      bytes_sent_ += static_cast<int64_t>(bytes);
                       if (error) return FailLink(*transfer->link, error);
                       if (bytes < asio::buffer_size(transfer->out)) return;  // The mesh failed.
                       transfer->sent = true;

@@ -88,7 +88,6 @@ class PeerMesh {
   // By the thread that uses the mesh.
   virtual void Tell(const absl::Status& reason) = 0;
 
-  virtual int64_t bytes_sent() const = 0;
   virtual int64_t bytes_received() const = 0;
 };
 

@@ -4,15 +4,16 @@
 //   auto model = std::make_shared<Model>();               whole: no Sharded<> is attached
 //   LiveModule live;
 //   live.reader.coordinator_address = "127.0.0.1:7070";
+//   live.reader.worker_addresses = {"unix:/run/tessera-worker/worker.sock"};  if on the job's node
 //   live.job_id = "gpt";
 //   ASSIGN_OR_RETURN(LoadedLiveState loaded, LoadLiveState(model.get(), live));
 //   model->eval();                                        it is as step loaded.version.trained_step
 //
 // Parameters and buffers of one committed step, on all ranks; buffers are rank 0's. No trainer is
-// asked, and none waits: on the job's own host they are copied from its memory
-// (live_map.h), and fetched from elsewhere (live_reader.h). One thread, and nobody else
-// uses the module meanwhile. Memory: the module's tensors once more, and the largest one as the job
-// keeps it.
+// asked, and none waits: from workers that are named they are copied out of their memory
+// (tessera/live_map.h), and otherwise fetched (live_reader.h). One thread, and nobody
+// else uses the module meanwhile. Memory: the module's tensors once more, and the largest one as the
+// job keeps it.
 #ifndef TESSERA_TORCH_LIVE_MODULE_H_
 #define TESSERA_TORCH_LIVE_MODULE_H_
 

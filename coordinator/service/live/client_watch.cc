@@ -1,0 +1,64 @@
+#include "coordinator/service/live/client_watch.h"
+
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "base/steady_time.h"
+
+namespace tessera::coordinator {
+namespace {
+
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
+
+}  // namespace
+
+absl::Status ClientWatch::Start() {
+  ASSIGN_OR_RETURN(thread_, StartThread(options_.what, [this] { Watch(); }));
+  return absl::OkStatus();
+}
+
+absl::Status ClientWatch::Stop() {
+  absl::Status reason;
+  {
+    absl::MutexLock lock(&mu_);
+    done_ = true;
+    reason = reason_;
+  }
+  if (thread_.joinable()) thread_.join();
+  return reason;
+}
+
+absl::Status ClientWatch::BeginWait() {
+  absl::MutexLock lock(&mu_);
+  if (reason_.ok()) waiting_since_ = SteadyNow();
+  return reason_;
+}
+
+void ClientWatch::EndWait() {
+  absl::MutexLock lock(&mu_);
+  waiting_since_ = absl::InfiniteFuture();
+}
+
+absl::Status ClientWatch::reason() const {
+  absl::MutexLock lock(&mu_);
+  return reason_;
+}
+
+void ClientWatch::Watch() {
+  absl::MutexLock lock(&mu_);
+  while (!AwaitWithTimeout(&mu_, absl::Condition(&done_), kWatchInterval)) {
+    const absl::Status gone = options_.check();
+    if (!gone.ok()) End(gone);
+    const bool is_silent = SteadyNow() - waiting_since_ > options_.patience;
+    if (is_silent) End(options_.silence);
+    const bool waits = waiting_since_ != absl::InfiniteFuture();
+    if (is_silent || (waits && options_.cancels_if_gone && !gone.ok())) options_.cancel();
+  }
+}
+
+void ClientWatch::End(const absl::Status& reason) {
+  if (reason_.ok()) reason_ = reason;
+  ended_.store(true);
+  options_.end();
+}
+
+}  // namespace tessera::coordinator
