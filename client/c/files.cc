@@ -85,9 +85,9 @@ int tessera_set_trainer_tensors(tessera_session* session, const tessera_trainer_
     RETURN_IF_ERROR(CheckNotNull(reinterpret_cast<const void*>(given.get), "get"));
     RETURN_IF_ERROR(CheckNotNull(reinterpret_cast<const void*>(given.take), "take"));
     TrainerTensors hooks;
-    hooks.get = [given](bool with_values) -> absl::StatusOr<std::vector<NamedTensor>> {
+    hooks.get = [given](TensorValues values) -> absl::StatusOr<std::vector<NamedTensor>> {
       tessera_tensors list;
-      RETURN_IF_ERROR(FromCallback(given.get(given.context, with_values ? 1 : 0, &list)));
+      RETURN_IF_ERROR(FromCallback(given.get(given.context, values == TensorValues::kIncluded ? 1 : 0, &list)));
       return std::move(list.tensors);
     };
     hooks.take = [given](const std::vector<NamedTensor>& loaded) {

@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "client/c/tessera.h"
+#include "tessera/checkpoint.h"
 #include "tessera/local_shards.h"
-#include "tessera/named_tensor.h"
 #include "tessera/session.h"
 #include "tessera/session_options.h"
 

@@ -380,12 +380,10 @@ int tessera_fail(tessera_session* session, int code, const char* message) {
                    Text(message))));
 }
 
-int tessera_run_step(tessera_session* session, int (*body)(void* context), void* context,
-                     int* redone) {
+int tessera_run_step(tessera_session* session, int (*body)(void* context), void* context) {
   const absl::Status status = CheckNotNull(reinterpret_cast<const void*>(body), "body");
   if (!status.ok()) return CodeOf(status);
-  return CodeOf(
-      session->session->RunStep([&] { return FromCallback(body(context)); }, redone));
+  return CodeOf(session->session->RunStep([&] { return FromCallback(body(context)); }));
 }
 
 // --- The rank's own slices ---

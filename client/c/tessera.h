@@ -230,10 +230,10 @@ TESSERA_API int tessera_clip_grad_norm(tessera_session* session, double max_norm
 TESSERA_API int tessera_recover(tessera_session* session);
 /* Gives this error to every rank; they return it. */
 TESSERA_API int tessera_fail(tessera_session* session, int code, const char* message);
-/* Runs `body` (forward, backward, tessera_step), again while a process's death undid it. `redone`,
- * which may be null, counts the repetitions. Errors: those of Session::RunStep. */
+/* Runs `body` (forward, backward, tessera_step), again while a process's death undid it. Errors:
+ * those of Session::RunStep. */
 TESSERA_API int tessera_run_step(tessera_session* session, int (*body)(void* context),
-                                 void* context, int* redone);
+                                 void* context);
 
 /* --- The rank's own slices, for an optimizer of the caller's --- */
 

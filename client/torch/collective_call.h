@@ -9,7 +9,7 @@
 #include <functional>
 
 #include "absl/status/status.h"
-#include "client/torch/sharded_model.h"
+#include "tessera/torch/sharded_model.h"
 #include "tessera/session.h"
 
 namespace tessera {

@@ -7,10 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "client/torch/libtorch.h"
+#include "tessera/torch/libtorch.h"
 #include "client/torch/model_buffers.h"
-#include "client/torch/optim_state_dicts.h"
-#include "client/torch/state_dicts.h"
+#include "tessera/torch/optim_state_dicts.h"
+#include "tessera/torch/state_dicts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tessera/live_reader.h"

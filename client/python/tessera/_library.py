@@ -118,7 +118,7 @@ _CODES = {
     "clip_grad_norm": [_P, _D, _D, C.POINTER(StepOptions), C.POINTER(C.c_double)],
     "recover": [_P],
     "fail": [_P, _I, _S],
-    "run_step": [_P, BODY, _P, C.POINTER(C.c_int)],
+    "run_step": [_P, BODY, _P],
     "shards_open": [_P, _OUT],
     "shards_part": [_P, _I, C.POINTER(Part)],
     "shards_begin": [_P, C.POINTER(StepOptions), C.POINTER(StepResult)],

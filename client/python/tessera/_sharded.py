@@ -254,8 +254,7 @@ class Sharded:
 
         try:
             with torch.enable_grad():
-                callbacks.run(lambda: lib.run_step(self.session, BODY(callbacks.wrap(once)), None,
-                                                   None))
+                callbacks.run(lambda: lib.run_step(self.session, BODY(callbacks.wrap(once)), None))
         finally:
             self._drop_local()
         return results[-1] if results else None
