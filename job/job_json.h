@@ -21,7 +21,7 @@ namespace tessera {
 absl::StatusOr<ModelSpec> ParseModelJson(absl::string_view json);
 absl::StatusOr<JobConfig> ParseJobConfigJson(absl::string_view json);
 
-// {"world_size": 2, "units": [{"name": "", "dtype": "fp32", "strategy": ..., "size_elements": 96,
+// {"world_size": 2, "units": [{"name": "root", "dtype": "fp32", "strategy": ..., "size_elements": 96,
 //   "shard_elements": 48, "num_shards": 2, "parameters": [{"name": "w", "shape": [5, 8],
 //   "offset_elements": 0, "numel": 40, "requires_grad": true}, ...],
 //   "aliases": {"tied": "w"}}, ...]}

@@ -93,11 +93,6 @@ TEST(LiveTensorsTest, NumbersThatAreNoParametersAreRefused) {
   }
 }
 
-int64_t NumelOfParameter(const ModelLayout& layout, int job_parameter) {
-  const auto tensors = *LiveTensors(layout, OptimizerKind::kSgd, {job_parameter}, false);
-  return ParameterOf(layout, tensors[0]).numel;
-}
-
 // Every element once, in the order of offsets, whatever the world and strategy; and a worker's own
 // slices are those of all that are its ranks'.
 TEST(LiveTensorsTest, SlicesCoverEachTensorOnceInOrder) {

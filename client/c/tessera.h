@@ -79,7 +79,7 @@ TESSERA_API void tessera_free(char* text);
  * is an error that names it. */
 
 /* What each rank holds of each unit, as a job with this model and config would have it: JSON
- *   {"world_size": 2, "units": [{"name": "", "dtype": "fp32", "size_elements": 96,
+ *   {"world_size": 2, "units": [{"name": "root", "dtype": "fp32", "size_elements": 96,
  *     "shard_elements": 48, "parameters": [{"name": "w", "shape": [5, 8], "offset_elements": 0,
  *     "numel": 40, "shared_with": ""}, ...]}, ...]}
  * Rank r holds elements [(r mod shards) * shard_elements, ...) of a unit, with its padding.

@@ -12,6 +12,7 @@
 #include "client/session/session_buffers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/kernels.h"
 #include "tests/integration/live_put_fixture.h"
 #include "tests/testing/live_puts.h"
 #include "tests/testing/toy_training.h"

@@ -74,7 +74,7 @@ def make_units(root: torch.nn.Module, choice: UnitChoice,
     """The units of the tree: the root first, then the chosen modules in the tree's order."""
     chosen = _chooser(choice)
     skipped = {id(inner) for module in ignored for inner in module.modules()}
-    units, unit_of_module = [Unit(0, "", root)], {id(root): 0}
+    units, unit_of_module = [Unit(0, "root", root)], {id(root): 0}
     for name, module in root.named_modules():
         if module is root or id(module) in skipped or not chosen(module):
             continue

@@ -37,17 +37,18 @@ class Sharded:
         self._config, self._job, self._meta_init = dict(config), job, meta_init
         self._buffers = _plan.persistent_buffers(root)
         self.session = None
-        self.windows: Windows | None = None
+        self.windows = Windows(
+            units, root, self.attach, self._before_model_forward,
+            precision.param if precision.cast_forward_inputs and
+            precision.param is not torch.float32 else None)
         self.optimizer = None
         self.states: dict[str, object] = {}
         self._undone = False
         self._keeper = None
         self._summoned = False
         self._context = None
-        self._pre_hook = root.register_forward_pre_hook(self._attach_first, prepend=True)
-        self._state_hooks = [
-            root.register_state_dict_post_hook(self._fill_state_dict),
-        ]
+        # A function, since torch sets an attribute on it.
+        root.register_state_dict_post_hook(lambda *args: self._fill_state_dict(*args))
         self._load_state_dict = root.load_state_dict
         root.load_state_dict = self.load_state_dict
         root.zero_grad = self.zero_grad
@@ -60,10 +61,6 @@ class Sharded:
     @property
     def attached(self) -> bool:
         return self.session is not None
-
-    def _attach_first(self, module, args) -> None:
-        del module, args
-        self.attach()
 
     def attach(self, groups=None, kind="OPTIMIZER_KIND_ADAMW", max_grad_norm=0.0) -> None:
         """Opens the job, gives it its first values if it has none. Does nothing if attached."""
@@ -81,7 +78,6 @@ class Sharded:
         session = C.c_void_p()
         lib.open(C.byref(options), C.byref(session))
         self.session = session
-        self._pre_hook.remove()
         try:
             self._keeper = _buffers.Keeper(session, self._buffers)
             lib.install_fault_handler()
@@ -90,11 +86,7 @@ class Sharded:
             else:
                 self._keeper.resume()
             self._use_memory()
-            self.windows = Windows(
-                session, self.units, self.root,
-                self.precision.param if self.precision.cast_forward_inputs and
-                self.precision.param is not torch.float32 else None)
-            self.windows.before_model_forward = self._before_model_forward
+            self.windows.bind(session)
         except BaseException:
             self.session = None
             lib.close(session)
@@ -145,8 +137,10 @@ class Sharded:
                 continue
             for parameter in own:
                 if parameter.is_meta:
-                    parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype,
-                                                 device="cpu")
+                    # In place: optimizers and ties hold the object.
+                    torch.utils.swap_tensors(parameter, torch.nn.Parameter(
+                        torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu"),
+                        requires_grad=parameter.requires_grad))
             if self._meta_init is not None:
                 self._meta_init(module)
             elif hasattr(module, "reset_parameters"):

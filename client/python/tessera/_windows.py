@@ -48,30 +48,30 @@ class _Forward:
 class Windows:
     """Drives the units of one attached model. One thread trains; backwards may run on others."""
 
-    def __init__(self, session, units, root, input_dtype=None):
-        self._session, self._units, self._root = session, units, root
-        self._input_dtype = input_dtype
-        modules = (C.c_int * len(units))(*[1] * len(units))
-        root_unit = 0 if units[0].module is root else -1
-        driver = C.c_void_p()
-        lib.units_new(session, modules, root_unit, C.byref(driver))
-        self.driver = driver
+    def __init__(self, units, root, attach, before_model_forward, input_dtype):
+        """attach: called by the first forward; it calls bind()."""
+        self._units, self._root, self._input_dtype = units, root, input_dtype
+        self._attach, self._before_model_forward = attach, before_model_forward
+        self._session, self.driver = None, C.c_void_p()
         self._stack: list = []
         self._forwards = [weakref.WeakSet() for _ in units]
         self._backward = -1  # The id of the one under way.
         self.given: list[dict[int, GivenGradient]] = [{} for _ in units]
         self._markers: dict[int, GivenGradient] = {}
-        self.before_model_forward = lambda: None
-        self._hooks = []
-        self.add_hooks(root_unit)
-
-    def add_hooks(self, root_unit: int) -> None:
-        if root_unit < 0:
-            self._hook_module(self._root, -1)
-        for unit in self._units:
+        self._hooks: list = []
+        if units[0].module is not root:
+            self._hook_module(root, -1)
+        for unit in units:
             self._hook_module(unit.module, unit.index)
+
+    def bind(self, session) -> None:
+        modules = (C.c_int * len(self._units))(*[1] * len(self._units))
+        root_unit = 0 if self._units[0].module is self._root else -1
+        driver = C.c_void_p()
+        lib.units_new(session, modules, root_unit, C.byref(driver))
+        self._session, self.driver = session, driver
+        for unit in self._units:
             for index, parameter in enumerate(unit.parameters):
-                # Also of frozen ones: requires_grad may change.
                 if parameter.requires_grad:
                     self.hook_parameter(unit.index, index, parameter)
 
@@ -98,6 +98,8 @@ class Windows:
     def _pre_forward(self, unit: int):
         @private.without_compiling
         def pre_forward(module, args, kwargs):
+            if not self.driver:
+                self._attach()
             if module is self._root:
                 self._begin_model(module)
             handle = C.c_void_p()
@@ -118,7 +120,7 @@ class Windows:
         if self._backward == -1 and self._stack and not any(m is module for _, m, _ in self._stack):
             self._abandon_all()
         if self._backward == -1:
-            self.before_model_forward()
+            self._before_model_forward()
 
     def _hook_inputs(self, forward: _Forward, args, kwargs) -> None:
         seen = set()
@@ -146,6 +148,8 @@ class Windows:
         @private.without_compiling
         def post_forward(module, args, kwargs, output):
             del args, kwargs
+            if not self._stack or self._stack[-1][1] is not module:
+                return  # What comes before the forward failed.
             forward, _, before = self._stack.pop()
             raised = sys.exc_info()[1]
             if output is None and raised is not None and raised is not before:

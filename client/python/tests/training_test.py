@@ -1,0 +1,529 @@
+"""One rank: training code as people write it, beside the plain module that it was copied from."""
+
+import copy
+import pathlib
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tessera
+from tessera import _cluster
+
+_folder = tempfile.TemporaryDirectory(prefix="tessera-test-")
+_jobs = iter(range(1, 1_000_000))
+
+
+def setUpModule():
+    # One device for each job: a job keeps its own after its trainers left.
+    folder = pathlib.Path(_folder.name) / "cluster"
+    folder.mkdir()
+    cluster = _cluster._Cluster(folder, 64)
+    unittest.addModuleCleanup(cluster.stop)
+    tessera.init(coordinator=f"unix:{folder}/coordinator.sock",
+                 worker=f"unix:{folder}/sockets/worker.sock")
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, width=8, blocks=3):
+        super().__init__()
+        self.embed = nn.Linear(4, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def batches(count, rows=6, width=4):
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(rows, width, generator=generator) for _ in range(count)]
+
+
+def loss_of(model, x):
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(1)
+        self.models = []
+
+    def tearDown(self):
+        for model in self.models:
+            model.tessera.detach()
+
+    def shard(self, model, units=Block, **kwargs):
+        tessera.shard(model, units, job=f"job{next(_jobs)}", **kwargs)
+        self.models.append(model)
+        return model
+
+    def pair(self, model=None, units=Block, **kwargs):
+        plain = model or Model()
+        return plain, self.shard(copy.deepcopy(plain), units, **kwargs)
+
+    def assert_same(self, plain, sharded, tolerance=1e-5):
+        expected, actual = plain.state_dict(), sharded.state_dict()
+        self.assertEqual(list(expected), list(actual))
+        for name, value in expected.items():
+            torch.testing.assert_close(actual[name], value, rtol=tolerance, atol=tolerance,
+                                       msg=lambda text, name=name: f"{name}: {text}")
+
+
+class TrainingTest(Case):
+    def train(self, plain, sharded, theirs, ours, step=None, count=4):
+        for x in batches(count):
+            theirs.zero_grad()
+            (step or (lambda model: loss_of(model, x).backward()))(plain)
+            theirs.step()
+            (step or (lambda model: loss_of(model, x).backward()))(sharded)
+            ours.step()
+
+    def test_adamw_trains_as_torchs(self):
+        plain, sharded = self.pair()
+        self.train(plain, sharded, torch.optim.AdamW(plain.parameters(), lr=1e-2),
+                   tessera.AdamW(sharded, lr=1e-2))
+        self.assert_same(plain, sharded)
+
+    def test_adam_with_weight_decay_trains_as_torchs(self):
+        plain, sharded = self.pair()
+        self.train(plain, sharded, torch.optim.Adam(plain.parameters(), lr=1e-2, weight_decay=0.1),
+                   tessera.Adam(sharded, lr=1e-2, weight_decay=0.1))
+        self.assert_same(plain, sharded)
+
+    def test_sgd_with_momentum_trains_as_torchs(self):
+        plain, sharded = self.pair()
+        self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-2, momentum=0.9),
+                   tessera.SGD(sharded, lr=1e-2, momentum=0.9))
+        self.assert_same(plain, sharded)
+
+    def test_each_strategy_trains_as_the_plain_module(self):
+        for strategy in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
+            with self.subTest(strategy):
+                torch.manual_seed(1)
+                plain, sharded = self.pair(strategy=strategy)
+                self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-2),
+                           tessera.SGD(sharded, lr=1e-2))
+                self.assert_same(plain, sharded)
+
+    def test_closure_returns_its_loss(self):
+        _, sharded = self.pair()
+        opt = tessera.SGD(sharded, lr=1e-2)
+        losses = []
+        for x in batches(20):
+            def closure(x=x):
+                loss = loss_of(sharded, x)
+                loss.backward()
+                return loss
+            losses.append(opt.step(closure).item())
+        self.assertLess(losses[-1], losses[0])
+        self.assertEqual(sharded.tessera.next_step, 21)
+
+    def test_schedulers_of_torch_change_the_rate(self):
+        plain, sharded = self.pair()
+        theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+        ours = tessera.SGD(sharded, lr=0.1)
+        schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (theirs, ours)]
+        for x in batches(4):
+            for model, opt, schedule in zip((plain, sharded), (theirs, ours), schedules):
+                opt.zero_grad()
+                loss_of(model, x).backward()
+                opt.step()
+                schedule.step()
+        self.assert_same(plain, sharded)
+
+    def test_param_groups_have_their_own_numbers(self):
+        plain, sharded = self.pair()
+        def groups(model):
+            biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
+            others = [p for n, p in model.named_parameters() if not n.endswith("bias")]
+            return [{"params": others, "weight_decay": 0.3}, {"params": biases, "lr": 0.05}]
+        self.train(plain, sharded, torch.optim.AdamW(groups(plain), lr=1e-2, weight_decay=0.0),
+                   tessera.AdamW(sharded, lr=1e-2, weight_decay=0.0, param_groups=groups(sharded)))
+        self.assert_same(plain, sharded)
+
+    def test_clipping_gives_the_norm_and_clips(self):
+        plain, sharded = self.pair()
+        theirs, ours = torch.optim.SGD(plain.parameters(), lr=0.1), tessera.SGD(sharded, lr=0.1)
+        for x in batches(3):
+            theirs.zero_grad()
+            loss_of(plain, x).backward()
+            expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
+            theirs.step()
+            loss_of(sharded, x).backward()
+            self.assertAlmostEqual(ours.clip_grad_norm_(0.05), expected.item(), places=5)
+            ours.step()
+        self.assert_same(plain, sharded)
+
+    def test_accumulation_adds_up(self):
+        for sync in (True, False):
+            with self.subTest(sync=sync):
+                plain, sharded = self.pair(config={"gradient_slots": 0})
+                theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+                ours = tessera.SGD(sharded, lr=0.1)
+                for x in batches(4):
+                    loss_of(plain, x).backward()
+                    if sync:
+                        loss_of(sharded, x).backward()
+                    else:
+                        with sharded.tessera.no_sync():
+                            loss_of(sharded, x).backward()
+                theirs.step()
+                ours.step()
+                self.assert_same(plain, sharded)
+
+    def test_frozen_and_unused_parameters_stay(self):
+        plain = Model()
+        for p in plain.blocks[1].parameters():
+            p.requires_grad_(False)
+        plain.unused = nn.Linear(3, 3)
+        plain, sharded = self.pair(plain)
+        self.train(plain, sharded, torch.optim.AdamW(plain.parameters(), lr=1e-2),
+                   tessera.AdamW(sharded, lr=1e-2))
+        self.assert_same(plain, sharded)
+
+    def test_tied_weights_of_two_units_stay_tied(self):
+        plain = Model()
+        plain.blocks[2].up.weight = plain.blocks[0].up.weight
+        plain, sharded = self.pair(plain)
+        self.assertIs(sharded.blocks[2].up.weight, sharded.blocks[0].up.weight)
+        self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-2),
+                   tessera.SGD(sharded, lr=1e-2))
+        self.assert_same(plain, sharded)
+
+    def test_batch_norm_keeps_its_statistics(self):
+        plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        plain, sharded = self.pair(plain, units=nn.Linear)
+        self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-2),
+                   tessera.SGD(sharded, lr=1e-2))
+        self.assert_same(plain, sharded)
+        plain.eval(), sharded.eval()
+        with torch.no_grad():
+            x = batches(1)[0]
+            torch.testing.assert_close(plain(x), sharded(x))
+
+    def test_checkpointed_blocks_are_computed_again(self):
+        for reentrant in (False, True):
+            with self.subTest(reentrant=reentrant):
+                torch.manual_seed(1)
+                plain, sharded = self.pair()
+                def step(model, x):
+                    hidden = model.embed(x)
+                    for block in model.blocks:
+                        hidden = checkpoint(block, hidden, use_reentrant=reentrant)
+                    return model.head(hidden)
+                class Whole(nn.Module):
+                    def __init__(self, inner):
+                        super().__init__()
+                        self.inner = inner
+                    def forward(self, x):
+                        return step(self.inner, x)
+                theirs = torch.optim.SGD(plain.parameters(), lr=1e-2)
+                plain_whole = Whole(plain)
+                sharded = Whole(copy.deepcopy(plain))
+                self.shard(sharded, Block)
+                ours = tessera.SGD(sharded, lr=1e-2)
+                for x in batches(3):
+                    theirs.zero_grad()
+                    loss_of(plain_whole, x).backward()
+                    theirs.step()
+                    loss_of(sharded, x).backward()
+                    ours.step()
+                self.assert_same(plain_whole, sharded)
+
+    def test_a_view_that_is_changed_in_place_trains(self):
+        class Viewing(Block):
+            def forward(self, x):
+                return super().forward(x).view(-1)
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.block, self.head = nn.Linear(4, 8), Viewing(8), nn.Linear(8, 1)
+            def forward(self, x):
+                y = self.block(self.embed(x))
+                y.masked_fill_(y > 0.5, 0.5)
+                return self.head(y.view(-1, 8))
+        plain, sharded = self.pair(Outer())
+        self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-2),
+                   tessera.SGD(sharded, lr=1e-2))
+        self.assert_same(plain, sharded)
+
+    def test_two_backwards_through_one_forward(self):
+        plain, sharded = self.pair()
+        def step(model):
+            out = model(batches(1)[0])
+            out.sum().backward(retain_graph=True)
+            out.square().sum().backward()
+        self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-3),
+                   tessera.SGD(sharded, lr=1e-3), step)
+        self.assert_same(plain, sharded)
+
+    def test_a_unit_that_runs_twice(self):
+        class Twice(Model):
+            def forward(self, x):
+                x = self.embed(x)
+                for block in self.blocks:
+                    x = block(block(x))
+                return self.head(x)
+        plain, sharded = self.pair(Twice())
+        self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-3),
+                   tessera.SGD(sharded, lr=1e-3))
+        self.assert_same(plain, sharded)
+
+    def test_an_exception_in_backward_is_survived(self):
+        plain, sharded = self.pair()
+        ours = tessera.SGD(sharded, lr=1e-2)
+        x = batches(1)[0]
+        hidden = sharded(x)
+        hidden.register_hook(lambda g: (_ for _ in ()).throw(ValueError("mine")))
+        with self.assertRaisesRegex(ValueError, "mine"):
+            hidden.sum().backward()
+        ours.zero_grad()
+        theirs = torch.optim.SGD(plain.parameters(), lr=1e-2)
+        self.train(plain, sharded, theirs, ours)
+        self.assert_same(plain, sharded)
+
+    def test_an_exception_in_forward_is_survived(self):
+        plain, sharded = self.pair()
+        ours = tessera.SGD(sharded, lr=1e-2)
+        with self.assertRaises(RuntimeError):
+            sharded(torch.zeros(2, 99))
+        self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-2), ours)
+        self.assert_same(plain, sharded)
+
+    def test_bf16_computes_in_bf16_and_keeps_fp32(self):
+        _, sharded = self.pair(precision=tessera.Precision(torch.bfloat16))
+        opt = tessera.AdamW(sharded, lr=1e-2)
+        seen = []
+        sharded.blocks[0].register_forward_hook(lambda m, a, out: seen.append(out.dtype))
+        first = last = None
+        for x in batches(1) * 20:
+            loss = (sharded(x).float() - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            opt.step()
+            first = first or loss.item()
+            last = loss.item()
+        self.assertEqual(set(seen), {torch.bfloat16})
+        self.assertLess(last, first)
+        self.assertEqual(sharded.state_dict()["head.weight"].dtype, torch.float32)
+
+    def test_local_optimizer_is_any_of_torchs(self):
+        plain, sharded = self.pair()
+        self.train(plain, sharded, torch.optim.RMSprop(plain.parameters(), lr=1e-3),
+                   tessera.LocalOptimizer(sharded, lambda s: torch.optim.RMSprop(s, lr=1e-3)))
+        self.assert_same(plain, sharded)
+
+    def test_meta_device_models_are_initialised_here(self):
+        with torch.device("meta"):
+            model = Model()
+        self.shard(model)
+        torch.manual_seed(3)
+        opt = tessera.SGD(model, lr=1e-2)
+        self.assertFalse(any(p.is_meta for p in model.parameters()))
+        values = model.state_dict()
+        self.assertGreater(values["embed.weight"].abs().sum().item(), 0)
+        loss_of(model, batches(1)[0]).backward()
+        opt.step()
+
+    def test_gradients_can_be_read(self):
+        plain, sharded = self.pair()
+        tessera.SGD(sharded, lr=1e-2)
+        x = batches(1)[0]
+        loss_of(plain, x).backward()
+        loss_of(sharded, x).backward()
+        found = sharded.tessera.gradients()
+        for name, parameter in plain.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad)
+
+
+class StateTest(Case):
+    def step(self, model, opt, count=2):
+        for x in batches(count):
+            loss_of(model, x).backward()
+            opt.step()
+
+    def test_state_dict_is_loaded(self):
+        plain, sharded = self.pair()
+        tessera.SGD(sharded)
+        other = Model()
+        sharded.load_state_dict(other.state_dict())
+        self.assert_same(other, sharded)
+        with self.assertRaisesRegex(RuntimeError, "Missing key"):
+            sharded.load_state_dict({})
+        self.assert_same(other, sharded)
+
+    def test_optimizer_state_goes_to_torch_and_back(self):
+        plain, sharded = self.pair()
+        ours = tessera.AdamW(sharded, lr=1e-2)
+        self.step(sharded, ours)
+        saved = ours.state_dict()
+        plain.load_state_dict(sharded.state_dict())
+        theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+        # In the order of the job's units.
+        names = [n for unit in sharded.tessera.units for n in unit.names]
+        order = {n: i for i, n in enumerate(names)}
+        state = {i: saved["state"][order[n]] for i, (n, _) in enumerate(plain.named_parameters())}
+        theirs.load_state_dict({"state": state, "param_groups": theirs.state_dict()["param_groups"]})
+        x = batches(3)[2]
+        loss_of(plain, x).backward()
+        theirs.step()
+        loss_of(sharded, x).backward()
+        ours.step()
+        self.assert_same(plain, sharded)
+        other = self.shard(Model())
+        again = tessera.AdamW(other, lr=1e-2)
+        again.load_state_dict(saved)
+        for number, entry in again.state_dict()["state"].items():
+            torch.testing.assert_close(entry["exp_avg"], saved["state"][number]["exp_avg"])
+            self.assertEqual(entry["step"], saved["state"][number]["step"])
+
+    def test_checkpoint_continues_to_the_bit(self):
+        class Position:
+            def __init__(self):
+                self.at = 0
+            def state_dict(self):
+                return {"at": self.at}
+            def load_state_dict(self, state):
+                self.at = state["at"]
+        with tempfile.TemporaryDirectory() as folder:
+            first = self.shard(Model())
+            opt = tessera.AdamW(first, lr=1e-2)
+            position = Position()
+            tessera.register_state("data", position, first)
+            self.step(first, opt)
+            position.at = 12
+            tessera.save(first, f"{folder}/two")
+            self.step(first, opt)
+            second = self.shard(Model())
+            opt2 = tessera.AdamW(second, lr=1.0)
+            there = Position()
+            tessera.register_state("data", there, second)
+            loaded = tessera.load(second, f"{folder}/two")
+            self.assertEqual((loaded["step"], there.at, opt2.param_groups[0]["lr"]), (2, 12, 1e-2))
+            self.step(second, opt2)
+            for name, value in first.state_dict().items():
+                self.assertTrue(torch.equal(value, second.state_dict()[name]), name)
+
+    def test_model_files_are_safetensors_with_buffers(self):
+        from safetensors.torch import load_file
+        plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+        plain, sharded = self.pair(plain, units=nn.Linear)
+        tessera.SGD(sharded)
+        with tempfile.TemporaryDirectory() as folder:
+            tessera.save_model(sharded, f"{folder}/m.safetensors")
+            read = load_file(f"{folder}/m.safetensors")
+            for name, value in plain.state_dict().items():
+                torch.testing.assert_close(read[name], value)
+            other = self.shard(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), nn.Linear)
+            other[1].running_mean.fill_(5.0)
+            tessera.SGD(other)
+            self.assertEqual(tessera.load_model(other, f"{folder}/m.safetensors"),
+                             {"missing": [], "unexpected": []})
+            self.assert_same(plain, other)
+
+    def test_summoned_parameters_are_written_back(self):
+        _, sharded = self.pair()
+        tessera.SGD(sharded)
+        with sharded.tessera.summon_full_params():
+            with torch.no_grad():
+                sharded.head.bias.fill_(4.0)
+            with self.assertRaisesRegex(tessera.TesseraError, "summon_full_params"):
+                sharded(batches(1)[0])
+        self.assertEqual(sharded.state_dict()["head.bias"].item(), 4.0)
+
+
+class MisuseTest(Case):
+    def test_a_read_outside_its_window_is_an_exception_with_the_name(self):
+        _, sharded = self.pair()
+        opt = tessera.SGD(sharded, lr=1e-2)
+        with self.assertRaisesRegex(tessera.OutsideWindowError, "blocks.1.up.weight"):
+            sharded.blocks[1].up.weight.norm()
+            str(0)
+        loss_of(sharded, batches(1)[0]).backward()
+        opt.step()
+
+    def test_gradients_that_the_job_has_are_not_torchs(self):
+        _, sharded = self.pair()
+        opt = tessera.SGD(sharded, lr=1e-2)
+        loss_of(sharded, batches(1)[0]).backward()
+        with self.assertRaisesRegex(tessera.TesseraError, "clip_grad_norm_"):
+            torch.nn.utils.clip_grad_norm_(sharded.parameters(), 1.0)
+        with self.assertRaisesRegex(tessera.TesseraError, "the job has taken it"):
+            torch.optim.SGD(sharded.parameters(), lr=1.0).step()
+        sharded.head.weight.grad = None
+        with self.assertRaisesRegex(tessera.TesseraError, "head.weight"):
+            opt.step()
+        opt.zero_grad()
+        loss_of(sharded, batches(1)[0]).backward()
+        opt.step()
+
+    def test_zero_grad_of_the_module_drops_what_the_job_has(self):
+        plain, sharded = self.pair()
+        opt = tessera.SGD(sharded, lr=1e-2)
+        x, y = batches(2)
+        loss_of(sharded, x).backward()
+        sharded.zero_grad()
+        loss_of(sharded, y).backward()
+        opt.step()
+        loss_of(plain, y).backward()
+        torch.optim.SGD(plain.parameters(), lr=1e-2).step()
+        self.assert_same(plain, sharded)
+
+    def test_create_graph_is_refused_by_name(self):
+        _, sharded = self.pair()
+        tessera.SGD(sharded)
+        with self.assertRaisesRegex(tessera.TesseraError, "create_graph"):
+            loss_of(sharded, batches(1)[0]).backward(create_graph=True)
+
+    def test_a_gradient_that_is_no_number_is_an_error_and_dropped(self):
+        _, sharded = self.pair()
+        opt = tessera.SGD(sharded, lr=1e-2)
+        (loss_of(sharded, batches(1)[0]) * float("nan")).backward()
+        with self.assertRaisesRegex(tessera.TesseraError, "(?i)nan|inf"):
+            opt.step()
+        loss_of(sharded, batches(1)[0]).backward()
+        opt.step()
+        self.assertEqual(sharded.tessera.next_step, 2)
+
+    def test_what_cannot_be_sharded_is_named(self):
+        complex_model = nn.Module()
+        complex_model.w = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+        for model, units, said in ((complex_model, None, "'w'.*complex64"),
+                                   (Model(), nn.Conv2d, "no module"),
+                                   (nn.ReLU(), None, "no parameters"), ("text", None, "str")):
+            with self.assertRaisesRegex(tessera.TesseraError, said):
+                tessera.shard(model, units)
+        with self.assertRaisesRegex(tessera.TesseraError, "FULL_SHARD"):
+            tessera.shard(Model(), strategy="full")
+        with self.assertRaisesRegex(tessera.TesseraError, "learning_rat"):
+            tessera.SGD(self.shard(Model(), config={"learning_rat": 1}))
+        with self.assertRaisesRegex(tessera.TesseraError, "shard\\(model\\)"):
+            tessera.AdamW(Model())
+
+    def test_an_optimizer_before_a_forward_and_only_one(self):
+        _, sharded = self.pair()
+        tessera.SGD(sharded)
+        with self.assertRaisesRegex(tessera.TesseraError, "has an optimizer"):
+            tessera.SGD(sharded)
+        _, other = self.pair()
+        other(batches(1)[0])
+        with self.assertRaisesRegex(tessera.TesseraError, "before the first forward"):
+            tessera.SGD(other)
+
+
+if __name__ == "__main__":
+    unittest.main()
