@@ -28,9 +28,8 @@ TEST(JobJsonTest, ParametersAreFp32AndTrainableWhereNothingIsSaid) {
 }
 
 TEST(JobJsonTest, WhatAConfigLeavesOutHasItsDefault) {
-  ASSERT_OK_AND_ASSIGN(
-      const JobConfig config,
-      ParseJobConfigJson(R"({"world_size": 2, "gradient_slots": 0,
+  ASSERT_OK_AND_ASSIGN(const JobConfig config,
+                       ParseJobConfigJson(R"({"world_size": 2, "gradient_slots": 0,
                              "optimizer": {"groups": [{"learning_rate": 0.5}, {"beta1": 0}]}})"));
   const JobConfig defaults;
   EXPECT_EQ(config.world_size, 2);

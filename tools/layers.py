@@ -21,7 +21,7 @@ _TESTS = r".*_test\.cc$|tests/"
 # them by name.
 _VALUES = (r"(?:base/(?:check|ids|unique_fd)|checkpoint/manifest/name_selection|"
            r"job/(?:buffer_placement|field_limits|job_config|job_memory|live_tensors|"
-           r"reshard_after_forward|training_progress)|"
+           r"reshard_after_forward|save_spec|training_progress)|"
            r"layout/(?:dtype|flat_layout|memory_plan|model_layout|shard_map|step_traffic|"
            r"stored_dtype|strategy|tensor_spec|values)|net/(?:keepalive|transport_security))\.h$")
 _STD = r"[a-z_]+$"

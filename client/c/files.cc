@@ -87,7 +87,8 @@ int tessera_set_trainer_tensors(tessera_session* session, const tessera_trainer_
     TrainerTensors hooks;
     hooks.get = [given](TensorValues values) -> absl::StatusOr<std::vector<NamedTensor>> {
       tessera_tensors list;
-      RETURN_IF_ERROR(FromCallback(given.get(given.context, values == TensorValues::kIncluded ? 1 : 0, &list)));
+      RETURN_IF_ERROR(
+          FromCallback(given.get(given.context, values == TensorValues::kIncluded ? 1 : 0, &list)));
       return std::move(list.tensors);
     };
     hooks.take = [given](const std::vector<NamedTensor>& loaded) {
@@ -157,8 +158,7 @@ int tessera_save_model(tessera_session* session, const char* path, int64_t max_f
   return CodeOf(status);
 }
 
-int tessera_load_model(tessera_session* session, const char* path, int strict,
-                       char** report_json) {
+int tessera_load_model(tessera_session* session, const char* path, int strict, char** report_json) {
   LoadOptions options;
   options.strict = strict != 0;
   const auto report = LoadModel(session->session.get(), Text(path), options);
@@ -195,8 +195,8 @@ int tessera_await_save(tessera_session* session) {
   return CodeOf(AwaitSave(session->session.get()));
 }
 
-int tessera_load_checkpoint(tessera_session* session, const char* path, int strict,
-                            int model_only, char** description_json, char** trainer_state,
+int tessera_load_checkpoint(tessera_session* session, const char* path, int strict, int model_only,
+                            char** description_json, char** trainer_state,
                             size_t* trainer_state_bytes) {
   LoadCheckpointOptions options;
   options.strict = strict != 0;

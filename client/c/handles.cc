@@ -70,8 +70,8 @@ absl::Status CheckParameter(const Session& session, int unit, int parameter) {
   const FlatLayout& flat = session.layout().units[unit].flat;
   const int size = static_cast<int>(flat.parameters().size());
   if (parameter >= 0 && parameter < size) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("no parameter ", parameter, ": unit '",
-                                                 flat.unit_name(), "' has ", size));
+  return absl::InvalidArgumentError(
+      absl::StrCat("no parameter ", parameter, ": unit '", flat.unit_name(), "' has ", size));
 }
 
 absl::Status ReadStepOptions(const tessera_step_options* given, StepOptions* options) {
@@ -104,7 +104,8 @@ absl::StatusOr<ConstValues> ReadGradient(const Session& session, int unit,
                                          const tessera_gradient& gradient,
                                          std::vector<double>* widened) {
   RETURN_IF_ERROR(CheckParameter(session, unit, gradient.parameter));
-  const PlacedParameter& placed = session.layout().units[unit].flat.parameters()[gradient.parameter];
+  const PlacedParameter& placed =
+      session.layout().units[unit].flat.parameters()[gradient.parameter];
   if (gradient.elements != placed.numel) {
     return absl::InvalidArgumentError(absl::StrCat("the gradient of '", placed.spec.name, "' has ",
                                                    gradient.elements, " elements instead of ",

@@ -76,12 +76,14 @@ class CallerFill {
 
   void operator()(int unit, int parameter, Values values) {
     if (!status_.ok()) return;
-    status_ = FromCallback(fill_(context_, unit, parameter, values.data(),
-                                 static_cast<int64_t>(values.size())));
+    status_ = FromCallback(
+        fill_(context_, unit, parameter, values.data(), static_cast<int64_t>(values.size())));
     if (!status_.ok()) (void)session_->Fail(status_);
   }
   // The caller's own failure, or else that of the call which used this.
-  absl::Status Outcome(const absl::Status& of_call) const { return status_.ok() ? of_call : status_; }
+  absl::Status Outcome(const absl::Status& of_call) const {
+    return status_.ok() ? of_call : status_;
+  }
 
  private:
   Session* const session_;
@@ -302,11 +304,11 @@ const void* tessera_parameter(const tessera_session* session, int unit, int para
 }
 
 void tessera_on_outside_window(int (*interrupt)(int), int argument) {
-  WindowGuard::OnOutsideRead(interrupt, argument);
+  WindowGuard::OnOutsideUse(interrupt, argument);
 }
 int tessera_take_outside_window(char** out) {
   const absl::Status status = CheckNotNull(out, "out");
-  if (status.ok()) *out = CopyOf(WindowGuard::TakeOutsideRead());
+  if (status.ok()) *out = CopyOf(WindowGuard::TakeOutsideUse());
   return CodeOf(status);
 }
 void tessera_install_fault_handler(void) { WindowGuard::InstallHandler(); }
@@ -375,9 +377,8 @@ int tessera_recover(tessera_session* session) { return CodeOf(session->session->
 
 int tessera_fail(tessera_session* session, int code, const char* message) {
   const bool known = code > TESSERA_OK && code <= TESSERA_UNAUTHENTICATED;
-  return CodeOf(session->session->Fail(
-      absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-                   Text(message))));
+  return CodeOf(session->session->Fail(absl::Status(
+      known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown, Text(message))));
 }
 
 int tessera_run_step(tessera_session* session, int (*body)(void* context), void* context) {

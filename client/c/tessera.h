@@ -92,8 +92,8 @@ typedef struct tessera_session tessera_session;
 
 typedef struct tessera_open_options {
   size_t struct_size;
-  const char* coordinator_address; /* "host:port" or "unix:PATH" */
-  const char* worker_address;      /* "unix:PATH": the worker of this node */
+  const char* coordinator_address;  /* "host:port" or "unix:PATH" */
+  const char* worker_address;       /* "unix:PATH": the worker of this node */
   const char* tls_certificate_path; /* All three of them, or none (null or empty). */
   const char* tls_key_path;
   const char* tls_ca_path;
@@ -101,9 +101,9 @@ typedef struct tessera_open_options {
   const char* model_json;
   const char* config_json;
   int32_t rank;
-  int32_t insecure_connect;   /* Permits a coordinator of another node without TLS. */
-  int32_t wait_if_attached;   /* For a trainer that replaces one that died. */
-  int32_t unguarded_windows;  /* Parameters stay readable outside their windows. */
+  int32_t insecure_connect;      /* Permits a coordinator of another node without TLS. */
+  int32_t wait_if_attached;      /* For a trainer that replaces one that died. */
+  int32_t unguarded_windows;     /* Parameters stay readable outside their windows. */
   double attach_timeout_seconds; /* 0: 60; then those of one wait for other ranks (0: 600) and of */
   double operation_timeout_seconds; /* the wait for the next epoch (0: 120). */
   double recover_timeout_seconds;
@@ -166,13 +166,13 @@ TESSERA_API int tessera_end_forward(tessera_session* session);
 TESSERA_API int tessera_closed(const tessera_session* session, int unit);
 /* In the unit's compute dtype; at one address for the session's life. Null: no such parameter. */
 TESSERA_API const void* tessera_parameter(const tessera_session* session, int unit, int parameter);
-/* Where set, a read outside its window makes the pages readable, notes the name and calls
- * `interrupt` with `argument` on the reading thread, from a signal handler: it must be
- * async-signal-safe, as Python's PyErr_SetInterruptEx is. Writes still end the process. Null: reads
- * end it too. For all sessions of the process. */
+/* Where set, a read of a parameter outside its window, or a write, notes the name, calls `interrupt`
+ * with `argument` on that thread, from a signal handler, and goes on: `interrupt` must be
+ * async-signal-safe, as Python's PyErr_SetInterruptEx is. What is written is lost. Null: such a use
+ * ends the process with a message. For all sessions of the process. */
 TESSERA_API void tessera_on_outside_window(int (*interrupt)(int), int argument);
-/* What the last such read was, as a sentence; empty if there was none since the last call. Closes
- * the pages again. Thread-safe. */
+/* What the first such use since the last call was, as a sentence; empty if there was none. Puts the
+ * pages back: call it where `interrupt` leads, on the thread that trains. */
 TESSERA_API int tessera_take_outside_window(char** out);
 /* The handler of SIGSEGV again, where other code has put its own in the place. */
 TESSERA_API void tessera_install_fault_handler(void);
@@ -204,8 +204,8 @@ typedef struct tessera_hyper_parameters {
 
 typedef struct tessera_step_options {
   size_t struct_size;
-  double learning_rate_scale; /* 0: 1 */
-  double gradient_divisor;    /* 0: 1 */
+  double learning_rate_scale;             /* 0: 1 */
+  double gradient_divisor;                /* 0: 1 */
   const tessera_hyper_parameters* groups; /* Of the config's groups, all or none. May be null. */
   size_t num_groups;
   double weight; /* Counts if has_weight: see StepOptions::weight. */

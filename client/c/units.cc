@@ -200,14 +200,12 @@ void tessera_units_set_forward_prefetch(tessera_units* units, int unit, const in
                                         size_t num_ahead) {
   if (CodeOf(CheckUnit(*units->session, unit)) != TESSERA_OK) return;
   absl::MutexLock lock(&units->mu);
-  units->driver.prefetch().SetForward(unit,
-                                      Listed(ahead, num_ahead, units->session->num_units()));
+  units->driver.prefetch().SetForward(unit, Listed(ahead, num_ahead, units->session->num_units()));
 }
 
 void tessera_units_set_backward_prefetch(tessera_units* units, int unit, const int* ahead,
                                          size_t num_ahead) {
   if (CodeOf(CheckUnit(*units->session, unit)) != TESSERA_OK) return;
   absl::MutexLock lock(&units->mu);
-  units->driver.prefetch().SetBackward(unit,
-                                       Listed(ahead, num_ahead, units->session->num_units()));
+  units->driver.prefetch().SetBackward(unit, Listed(ahead, num_ahead, units->session->num_units()));
 }

@@ -5,9 +5,9 @@
 //
 //   tessera: parameter 'blocks.2.fc.weight' of unit 'blocks.2' was read while the unit is sharded
 //
-// A language that has exceptions may have reads interrupted instead (OnOutsideRead): the pages
-// become readable, so that the reading instruction ends, and the interpreter raises its exception
-// soon after.
+// A language that has exceptions may have these uses interrupted instead (OnOutsideUse): the
+// instruction ends, and the interpreter raises its exception soon after. A read sees the pages as
+// they are; a write goes to pages that take their place until then.
 //
 // One guard covers one mapped parameter region. Open and Close are for one thread at a time; the
 // signal handler is installed once per process, and passes on faults outside every guarded region.
@@ -42,28 +42,31 @@ class WindowGuard {
   absl::Status Open(int unit);
   absl::Status Close(int unit);
 
-  // From now on a read outside a window calls interrupt(argument), which must be async-signal-safe,
-  // and goes on; writes end the process as ever. Null: reads do too. Of all guards of the process.
-  static void OnOutsideRead(int (*interrupt)(int), int argument);
-  // What the last of these reads was; empty: there was none since the last call. Closes the pages
-  // again that it made readable. Between reads, on the thread that opens and closes windows.
-  static std::string TakeOutsideRead();
+  // From now on such a use calls interrupt(argument), which must be async-signal-safe, and goes on.
+  // Null: it ends the process. Of all guards of the process.
+  static void OnOutsideUse(int (*interrupt)(int), int argument);
+  // What the first of these uses since the last call was; empty: there was none. Puts the pages
+  // back. On the thread that opens and closes windows, while no thread uses a parameter.
+  static std::string TakeOutsideUse();
   // Installs the handler again, where other code has installed its own since.
   static void InstallHandler();
 
   // The line for an access to `address`, empty if it is none of this guard's. Async-signal-safe
   // as far as it goes: it reads only what was built before.
   bool Describe(const void* address, char* buffer, size_t capacity) const;
-  // Makes the closed unit of this address readable; false if none has it. Async-signal-safe.
+  // Makes the closed unit of this address readable, or puts other memory in its place. False: this
+  // is not possible. Async-signal-safe.
   bool LetRead(const void* address);
+  bool LetWrite(const void* address);
 
  private:
   absl::Status Protect(int unit, int protection);
+  int UnitAt(const void* address) const;  // -1: none of this guard's.
   void CloseLetRead();
 
   const ModelLayout* const layout_;
   const std::vector<UnitPages> units_;
-  std::vector<char> open_;  // Read by the handler.
+  std::vector<char> open_;      // Read by the handler.
   std::vector<char> let_read_;  // By unit: the handler made it readable while it is closed.
 };
 

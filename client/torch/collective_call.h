@@ -9,8 +9,8 @@
 #include <functional>
 
 #include "absl/status/status.h"
-#include "tessera/torch/sharded_model.h"
 #include "tessera/session.h"
+#include "tessera/torch/sharded_model.h"
 
 namespace tessera {
 

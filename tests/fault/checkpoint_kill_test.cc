@@ -163,7 +163,9 @@ TEST_P(BackgroundSaveKillTest, LeavesTheOldCheckpointAndTrainingGoesOn) {
     }
   }
   // Steps would copy what is to be taken from its place.
-  if (GetParam().point != std::string("save.taking")) ASSERT_OK(team.TrainTo(6));
+  if (GetParam().point != std::string("save.taking")) {
+    ASSERT_OK(team.TrainTo(6));
+  }
   for (const absl::Status& status : team.Run([](Session* session) { return AwaitSave(session); }))
     EXPECT_FALSE(status.ok());
   ASSERT_OK(team.RunAll([](Session* session) { return session->Recover(); }));

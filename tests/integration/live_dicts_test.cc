@@ -7,13 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "tessera/torch/libtorch.h"
 #include "client/torch/model_buffers.h"
-#include "tessera/torch/optim_state_dicts.h"
-#include "tessera/torch/state_dicts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tessera/live_reader.h"
+#include "tessera/torch/libtorch.h"
+#include "tessera/torch/optim_state_dicts.h"
+#include "tessera/torch/state_dicts.h"
 #include "tests/integration/live_net.h"
 
 namespace tessera {

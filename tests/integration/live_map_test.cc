@@ -462,7 +462,7 @@ TEST_F(LiveMapTest, WhatIsMappedOfAJobThatIsDeletedStaysAsItWas) {
   ASSERT_TRUE(stub->DeleteJob(&context, request, &response).ok());
   EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Refresh()); }));
   EXPECT_THAT(map->Refresh(), StatusIs(absl::StatusCode::kUnavailable,
-                                     HasSubstr("'toy' is gone from this worker")));
+                                       HasSubstr("'toy' is gone from this worker")));
   ExpectSame(CopyOf(map->version(), map->entries()), before);
   EXPECT_TRUE(map->Validate()) << "it is what the job was at that step";
 }

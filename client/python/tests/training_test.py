@@ -456,6 +456,27 @@ class MisuseTest(Case):
         loss_of(sharded, batches(1)[0]).backward()
         opt.step()
 
+    def test_a_write_is_an_exception_and_changes_nothing(self):
+        _, sharded = self.pair()
+        opt = tessera.SGD(sharded, lr=1e-2)
+        before = sharded.state_dict()
+        with self.assertRaisesRegex(tessera.OutsideWindowError, "blocks.1.up.weight"):
+            with torch.no_grad():
+                sharded.blocks[1].up.weight.add_(1.0)
+                str(0)
+        def write(module, args):
+            with torch.no_grad():
+                module.up.weight.mul_(2.0)
+                str(0)
+        hook = sharded.blocks[0].register_forward_pre_hook(write)
+        with self.assertRaisesRegex(tessera.OutsideWindowError, "only read parameters"):
+            sharded(batches(1)[0])
+        hook.remove()
+        for name, value in sharded.state_dict().items():
+            self.assertTrue(torch.equal(value, before[name]), name)
+        loss_of(sharded, batches(1)[0]).backward()
+        opt.step()
+
     def test_gradients_that_the_job_has_are_not_torchs(self):
         _, sharded = self.pair()
         opt = tessera.SGD(sharded, lr=1e-2)

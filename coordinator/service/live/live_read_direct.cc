@@ -59,7 +59,7 @@ absl::Status LiveRead::ServeDirect(v1::LiveStateBegin begin) {
 }
 
 absl::Status LiveRead::AwaitAll(const LiveSession::Lines& lines, v1::LiveEvent::EventCase kind,
-                                  absl::Duration timeout) {
+                                absl::Duration timeout) {
   const absl::Time deadline = SteadyNow() + timeout;
   for (size_t i = 0; i < lines.size(); ++i) {
     // The failure of any worker ends the wait. Otherwise this wait may be for the client, while the

@@ -1,5 +1,5 @@
 /* A program in C that uses the interface alone: trains a model of one unit on a cluster whose
- * addresses it is given, and prints the loss. c_program_test.sh runs it. */
+ * addresses it is given, and prints the loss. c_program_test runs it. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

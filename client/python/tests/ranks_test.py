@@ -1,0 +1,130 @@
+"""Several ranks, each a process: beside one plain module, and through the death of a process."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import torch
+
+from tessera import _cluster
+
+_TRAINER = pathlib.Path(__file__).parent / "trainer.py"
+_STEPS = 12
+
+
+def start(rank, world_size, addresses, out, *, steps=_STEPS, stop_at=0):
+    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), **addresses}
+    return subprocess.Popen(
+        [sys.executable, "-u", str(_TRAINER), str(out), str(steps), str(stop_at)], env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+class RanksTest(unittest.TestCase):
+    def setUp(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="tessera-test-")
+        self.addCleanup(self._folder.cleanup)
+        self.folder = pathlib.Path(self._folder.name)
+        self.processes = []
+        self.addCleanup(self.kill_all)
+
+    def kill_all(self):
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    def cluster(self, name, ranks):
+        folder = self.folder / name
+        folder.mkdir()
+        cluster = _cluster._Cluster(folder, ranks)
+        self.addCleanup(cluster.stop)
+        return {"TESSERA_COORDINATOR": f"unix:{folder}/coordinator.sock",
+                "TESSERA_WORKER": f"unix:{folder}/sockets/worker.sock", "TESSERA_JOB": "ranks"}
+
+    def start(self, *args, **kwargs):
+        process = start(*args, **kwargs)
+        self.processes.append(process)
+        return process
+
+    def finish(self, process):
+        try:
+            output, _ = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self.fail(f"a trainer did not end: {process.communicate()[0]}")
+        self.assertEqual(process.returncode, 0, output)
+        return output
+
+    def train(self, world_size, name):
+        addresses = self.cluster(name, world_size)
+        out = self.folder / f"{name}.pt"
+        for process in [self.start(r, world_size, addresses, out) for r in range(world_size)]:
+            self.finish(process)
+        return torch.load(out)
+
+    def test_ranks_train_as_one_plain_module_on_all_batches(self):
+        import trainer
+        for world_size in (2, 3):
+            with self.subTest(world_size):
+                plain = trainer.train_plain(world_size, _STEPS)
+                sharded = self.train(world_size, f"w{world_size}")
+                for key, value in plain.items():
+                    torch.testing.assert_close(sharded[key], value, rtol=1e-5, atol=1e-5)
+
+    def test_a_killed_trainer_is_replaced_to_the_bit(self):
+        undisturbed = self.train(2, "undisturbed")
+        addresses, out = self.cluster("killed", 2), self.folder / "killed.pt"
+        survivor = self.start(0, 2, addresses, out)
+        victim = self.start(1, 2, addresses, out, stop_at=5)
+        # It says so in the middle of step 5, and stops there.
+        for line in victim.stdout:
+            if line.startswith("stopped"):
+                break
+        victim.send_signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        victim.wait()
+        replacement = self.start(1, 2, addresses, out)
+        output = self.finish(survivor)
+        self.finish(replacement)
+        self.assertLess(time.monotonic() - killed_at, 60)
+        self.assertIn("redone", output)
+        for key, value in torch.load(out).items():
+            self.assertTrue(torch.equal(value, undisturbed[key]), key)
+
+    def test_an_error_of_one_rank_is_every_ranks(self):
+        addresses, out = self.cluster("error", 2), self.folder / "error.pt"
+        first = self.start(0, 2, addresses, out)
+        second = self.start(1, 2, addresses, out, stop_at=-3)
+        output, _ = second.communicate(timeout=120)
+        self.assertIn("ValueError: bad batch", output)
+        output, _ = first.communicate(timeout=120)
+        self.assertNotEqual(first.returncode, 0)
+        self.assertIn("bad batch", output)
+        self.assertIn("rank 1", output)
+
+    def test_torchruns_variables_are_enough(self):
+        out = self.folder / "torchrun.pt"
+        environment = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "12345",
+                       "TORCHELASTIC_RUN_ID": self.folder.name}
+        processes = [self.start(rank, 2, {**environment, "LOCAL_RANK": str(rank)}, out)
+                     for rank in range(2)]
+        for process in processes:
+            self.finish(process)
+        import trainer
+        for key, value in trainer.train_plain(2, _STEPS).items():
+            torch.testing.assert_close(torch.load(out)[key], value, rtol=1e-5, atol=1e-5)
+
+    def test_several_nodes_need_addresses(self):
+        environment = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        process = self.start(0, 2, environment, self.folder / "none.pt")
+        output, _ = process.communicate(timeout=60)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn("TESSERA_COORDINATOR", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
