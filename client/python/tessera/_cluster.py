@@ -45,7 +45,7 @@ class Context:
 
 
 _context: Context | None = None
-_own: "_Cluster | None" = None
+_own: "Cluster | None" = None
 
 
 def context() -> Context:
@@ -114,16 +114,23 @@ def _make_cluster(rank: int, world_size: int) -> tuple[str, str]:
             "`tessera run --nnodes`", "FAILED_PRECONDITION")
     if world_size == 1:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="tessera-"))
-        _own = _Cluster(folder, 1)
+        _own = Cluster(folder, 1)
     else:
         folder = _shared_folder()
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
-            _own = _Cluster(folder, world_size)
+            _own = Cluster(folder, world_size)
         else:
             _await(folder / "ready", "rank 0 to start the cluster")
-    return f"unix:{folder}/coordinator.sock", f"unix:{folder}/sockets/worker.sock"
+    found = addresses_in(folder)
+    return found["TESSERA_COORDINATOR"], found["TESSERA_WORKER"]
+
+
+def addresses_in(folder: pathlib.Path) -> dict[str, str]:
+    """Of the cluster whose folder this is, as the environment's variables."""
+    return {"TESSERA_COORDINATOR": f"unix:{folder}/coordinator.sock",
+            "TESSERA_WORKER": f"unix:{folder}/sockets/worker.sock"}
 
 
 def _shared_folder() -> pathlib.Path:
@@ -148,7 +155,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
-class _Cluster:
+class Cluster:
     """A coordinator and a worker, children of this process, until it ends."""
 
     def __init__(self, folder: pathlib.Path, ranks: int):
@@ -185,10 +192,22 @@ class _Cluster:
         name, process = self.processes[-1]
         while not path.exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                log = (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
-                raise TesseraError(f"the {name} did not start; its log ends:\n{log}",
+                raise TesseraError(f"the {name} did not start; its log ends:\n{self._log(name)}",
                                    "UNAVAILABLE")
             time.sleep(0.01)
+
+    def addresses(self) -> dict[str, str]:
+        return addresses_in(self.folder)
+
+    def check(self) -> None:
+        """Errors: UNAVAILABLE  the coordinator or the worker has ended."""
+        for name, process in self.processes:
+            if process.poll() is not None:
+                raise TesseraError(f"the {name} ended; its log ends:\n{self._log(name)}",
+                                   "UNAVAILABLE")
+
+    def _log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
 
     def stop(self) -> None:
         for _, process in reversed(self.processes):

@@ -40,10 +40,9 @@ class RanksTest(unittest.TestCase):
     def cluster(self, name, ranks):
         folder = self.folder / name
         folder.mkdir()
-        cluster = _cluster._Cluster(folder, ranks)
+        cluster = _cluster.Cluster(folder, ranks)
         self.addCleanup(cluster.stop)
-        return {"TESSERA_COORDINATOR": f"unix:{folder}/coordinator.sock",
-                "TESSERA_WORKER": f"unix:{folder}/sockets/worker.sock", "TESSERA_JOB": "ranks"}
+        return {**cluster.addresses(), "TESSERA_JOB": "ranks"}
 
     def start(self, *args, **kwargs):
         process = start(*args, **kwargs)

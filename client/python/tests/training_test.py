@@ -20,10 +20,10 @@ def setUpModule():
     # One device for each job: a job keeps its own after its trainers left.
     folder = pathlib.Path(_folder.name) / "cluster"
     folder.mkdir()
-    cluster = _cluster._Cluster(folder, 64)
+    cluster = _cluster.Cluster(folder, 64)
     unittest.addModuleCleanup(cluster.stop)
-    tessera.init(coordinator=f"unix:{folder}/coordinator.sock",
-                 worker=f"unix:{folder}/sockets/worker.sock")
+    found = cluster.addresses()
+    tessera.init(coordinator=found["TESSERA_COORDINATOR"], worker=found["TESSERA_WORKER"])
 
 
 class Block(nn.Module):

@@ -1,0 +1,123 @@
+"""python -m tessera.run: a node's job as one command."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch
+
+_TRAINER = pathlib.Path(__file__).parent / "trainer.py"
+
+
+def run(*arguments, **kwargs):
+    return subprocess.Popen([sys.executable, "-m", "tessera.run", *map(str, arguments)],
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, **kwargs)
+
+
+def descendants_with(mark):
+    """Process ids whose environment or command line has `mark`."""
+    found = []
+    for process in pathlib.Path("/proc").iterdir():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        try:
+            text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if mark.encode() in text:
+            found.append(int(process.name))
+    return found
+
+
+class RunCommandTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="tessera-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        # Temporary folders of the command are below this one.
+        self.environment = {**os.environ, "TMPDIR": folder.name}
+
+    def script(self, text):
+        path = self.folder / "script.py"
+        path.write_text(text)
+        return path
+
+    def finish(self, process, status=0):
+        output, _ = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, status, output)
+        self.assertEqual(descendants_with(self.folder.name), [], "processes were left")
+        return output
+
+    def test_two_jobs_in_a_row_train(self):
+        import trainer
+        for number in range(2):
+            out = self.folder / f"{number}.pt"
+            self.finish(run("-n", 2, _TRAINER, out, 6, 0, env=self.environment))
+            for key, value in trainer.train_plain(2, 6).items():
+                torch.testing.assert_close(torch.load(out)[key], value, rtol=1e-5, atol=1e-5)
+
+    def test_a_killed_trainer_is_started_again_to_the_bit(self):
+        undisturbed, killed = self.folder / "undisturbed.pt", self.folder / "killed.pt"
+        self.finish(run("-n", 2, _TRAINER, undisturbed, 6, 0, env=self.environment))
+        # Once: the mark is there for its successor.
+        script = self.script(
+            "import os, pathlib, signal, sys\n"
+            f"sys.path.insert(0, {str(_TRAINER.parent)!r})\n"
+            "import trainer\n"
+            f"mark = pathlib.Path({str(self.folder / 'mark')!r})\n"
+            "if os.environ['RANK'] == '1' and not mark.exists():\n"
+            "    mark.touch()\n"
+            "    plain = trainer.loss_of\n"
+            "    def loss_of(model, rank, step):\n"
+            "        if step == 3:\n"
+            "            os.kill(os.getpid(), signal.SIGKILL)\n"
+            "        return plain(model, rank, step)\n"
+            "    trainer.loss_of = loss_of\n"
+            "trainer.main()\n")
+        output = self.finish(run("-n", 2, script, killed, 6, 0, env=self.environment))
+        self.assertIn("rank 1 was killed by SIGKILL", output)
+        expected = torch.load(undisturbed)
+        for key, value in torch.load(killed).items():
+            self.assertTrue(torch.equal(value, expected[key]), key)
+
+    def test_an_error_of_a_trainer_ends_the_job_with_its_message(self):
+        output = self.finish(run("-n", 2, _TRAINER, self.folder / "x.pt", 6, -3,
+                                 env=self.environment), status=1)
+        self.assertIn("ValueError: bad batch", output)
+        self.assertRegex(output, r"tessera: rank [01] exited with status 1; the job is ended")
+
+    def test_interrupting_it_leaves_nothing(self):
+        script = self.script("import signal, os\nprint('waits', flush=True)\nsignal.pause()\n")
+        process = run("-n", 2, script, env=self.environment)
+        waiting = 0
+        for line in process.stdout:
+            waiting += "waits" in line
+            if waiting == 2:
+                break
+        process.send_signal(signal.SIGINT)
+        self.assertIn("interrupted", self.finish(process, status=130))
+
+    def test_any_program_is_run(self):
+        output = self.finish(run("-n", 2, "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE",
+                                 env=self.environment))
+        self.assertEqual(sorted(output.splitlines()), ["[0] rank 0 of 2", "[1] rank 1 of 2"])
+
+    def test_wrong_arguments_are_named(self):
+        for arguments, said in ((["-n", 2, "missing.py"], "missing.py: no such file"),
+                                (["-n", 0, _TRAINER], "at least 1 rank"),
+                                (["-n", 2], "which program?"),
+                                (["-n", 1, "--", "/no/such/program"], "cannot be started")):
+            with self.subTest(said):
+                process = run(*arguments, env=self.environment)
+                output, _ = process.communicate(timeout=60)
+                self.assertNotEqual(process.returncode, 0)
+                self.assertIn(said, output)
+
+
+if __name__ == "__main__":
+    unittest.main()
