@@ -48,7 +48,7 @@ static int Body(void* context) {
   tessera_gradient given = {gradient, ELEMENTS, 0, TESSERA_FP32};
   code = tessera_add_gradients(body->session, 0, &given, 1);
   if (code != TESSERA_OK) return code;
-  tessera_step_result result = {sizeof result};
+  tessera_step_result result = {.struct_size = sizeof result};
   code = tessera_step(body->session, NULL, &result);
   return code;
 }
@@ -71,7 +71,7 @@ static int Misuse(tessera_session* session) {
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   if (tessera_abi_version() != TESSERA_ABI_VERSION) return 3;
-  tessera_open_options options = {sizeof options};
+  tessera_open_options options = {.struct_size = sizeof options};
   options.coordinator_address = argv[1];
   options.worker_address = argv[2];
   options.job_id = "c";

@@ -1,7 +1,7 @@
 /* Tessera's C interface: one rank's hold on a job. Bindings for other languages begin here.
  *
  *   tessera_session* session;
- *   tessera_open_options options = {sizeof options};
+ *   tessera_open_options options = {.struct_size = sizeof options};
  *   options.coordinator_address = "unix:/run/tessera-coordinator/coordinator.sock"; ...
  *   if (tessera_open(&options, &session) != TESSERA_OK) puts(tessera_last_error());
  *
