@@ -104,7 +104,7 @@ absl::Status RankClient::Connect(absl::Time deadline) {
   generation_ = job.generation();
   attach_key_ = job.attach_key();
   ASSIGN_OR_RETURN(AttachedRank rank, Attach(/*former=*/0, options_.wait_if_attached, deadline));
-  lease_ = std::move(rank.lease);
+  KeepLease(std::move(rank.lease));
   attachment_ = rank.response.attachment();
   outlives_daemon_ = rank.response.outlives_daemon();
   only_host_ = rank.response.only_host();
@@ -155,7 +155,7 @@ absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
   // Another file: the job has begun again, and what this process maps is no longer its memory.
   ASSIGN_OR_RETURN(const uint64_t memory, IdOfFile(again->fds[2].get()));
   if (memory != control_id_) return gone(", and came back without the job's memory");
-  lease_ = std::move(again->lease);
+  KeepLease(std::move(again->lease));
   attachment_ = again->response.attachment();
   return absl::OkStatus();
 }
@@ -263,6 +263,13 @@ void RankClient::Detach(bool idle) {
   pollfd lease = {lease_.get(), POLLIN, 0};
   (void)poll(&lease, 1, static_cast<int>(absl::ToInt64Milliseconds(kDetachTimeout)));
   executor_.reset();
+}
+
+void RankClient::KeepLease(UniqueFd lease) {
+  // The old one is closed by the assignment, and its number may be another file's in a child.
+  lease_in_children_.Set(-1);
+  lease_ = std::move(lease);
+  lease_in_children_.Set(lease_.get());
 }
 
 int64_t RankClient::version() const {

@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "client/rpc/job_rpc.h"
+#include "client/session/fork_closed.h"
 #include "client/session/hosted_executor.h"
 #include "client/session/mapped_rank.h"
 #include "job/job_memory.h"
@@ -109,6 +110,7 @@ class RankClient {
   // `former`: as AttachRequest.former_attachment.
   absl::StatusOr<AttachedRank> Attach(int64_t former, bool wait_if_attached,
                                       absl::Time deadline) const;
+  void KeepLease(UniqueFd lease);
   // The lease has ended. OK: the next daemon of the worker has the same memory, and gave another.
   // Errors: Unavailable  why not
   absl::Status WorkerIsGone(absl::FunctionRef<std::string()> what);
@@ -129,6 +131,7 @@ class RankClient {
   ModelLayout layout_;
   JobMemory plan_;
   UniqueFd lease_;  // Open as long as the rank is attached.
+  ForkClosed lease_in_children_;
   bool outlives_daemon_ = false;
   int64_t attachment_ = 0;   // Its number.
   std::string attach_key_;   // As Job.attach_key.

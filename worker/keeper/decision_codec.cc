@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -59,11 +58,6 @@ absl::StatusOr<TrainingProgress> DecodeLoaded(const v1::StepDecision& decision, 
     return Refusal(step, "moments without a write");
   if (loaded.step < 0 || decision.loaded().update_counts_size() != num_parameters)
     return Refusal(step, "it has the training progress of another job");
-  for (const int64_t count : loaded.update_counts) {
-    // The group page counts in 32 bits.
-    if (count < 0 || count > std::numeric_limits<uint32_t>::max())
-      return Refusal(step, absl::StrCat("a parameter with ", count, " updates"));
-  }
   return loaded;
 }
 

@@ -94,6 +94,28 @@ class RanksTest(unittest.TestCase):
         for key, value in torch.load(out).items():
             self.assertTrue(torch.equal(value, undisturbed[key]), key)
 
+    def test_a_killed_trainer_whose_child_lives_is_replaced(self):
+        undisturbed = self.train(2, "childless")
+        addresses, out = self.cluster("parent", 2), self.folder / "parent.pt"
+        survivor = self.start(0, 2, addresses, out)
+        victim = self.start(1, 2, {**addresses, "TEST_FORKS": "1"}, out, stop_at=5)
+        child = None
+        for line in victim.stdout:
+            if line.startswith("child"):
+                child = int(line.split()[1])
+            if line.startswith("stopped"):
+                break
+        self.addCleanup(os.kill, child, signal.SIGKILL)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+        # It has the socket's number of the trainer until it ends.
+        replacement = self.start(1, 2, addresses, out)
+        self.finish(survivor)
+        self.finish(replacement)
+        os.kill(child, 0)
+        for key, value in torch.load(out).items():
+            self.assertTrue(torch.equal(value, undisturbed[key]), key)
+
     def test_an_error_of_one_rank_is_every_ranks(self):
         addresses, out = self.cluster("error", 2), self.folder / "error.pt"
         first = self.start(0, 2, addresses, out)

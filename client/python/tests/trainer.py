@@ -3,6 +3,8 @@
 STOP_AT above 0: stands still in that step's backward. Below 0: raises in that step.
 """
 
+import os
+import signal
 import sys
 import threading
 
@@ -49,6 +51,14 @@ def main():
     model = tessera.shard(make_model(), Block)
     optimizer = tessera.AdamW(model, lr=1e-2)
     tries = {}
+    if os.environ.get("TEST_FORKS"):
+        model.tessera.attach()
+        child = os.fork()
+        if child == 0:
+            # As a data loader: it lives on. It does not keep the pipe that the test reads.
+            os.close(1), os.close(2)
+            signal.pause()
+        print("child", child)
     while model.tessera.next_step <= steps:
         def closure():
             step = model.tessera.next_step

@@ -1,0 +1,57 @@
+#include "client/session/fork_closed.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+
+namespace tessera {
+namespace {
+
+// The child's handler may call only what is async-signal-safe, and take no lock: another thread may
+// have held it when the process was forked.
+constexpr int kSlots = 256;
+constexpr int kFree = -2, kNone = -1;
+std::atomic<int> slots[kSlots];
+std::atomic<int> null_fd{kNone};
+
+void InChild() {
+  const int null = null_fd.load();
+  for (std::atomic<int>& slot : slots) {
+    const int fd = slot.load();
+    if (fd >= 0 && null >= 0) (void)dup2(null, fd);
+  }
+}
+
+void InstallOnce() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (std::atomic<int>& slot : slots) slot.store(kFree);
+    null_fd.store(open("/dev/null", O_RDWR | O_CLOEXEC));
+    pthread_atfork(nullptr, nullptr, InChild);
+  });
+}
+
+}  // namespace
+
+ForkClosed::ForkClosed() {
+  InstallOnce();
+  for (int i = 0; i < kSlots; ++i) {
+    int free = kFree;
+    if (!slots[i].compare_exchange_strong(free, kNone)) continue;
+    slot_ = i;
+    return;
+  }
+}
+
+ForkClosed::~ForkClosed() {
+  if (slot_ >= 0) slots[slot_].store(kFree);
+}
+
+void ForkClosed::Set(int fd) {
+  if (slot_ >= 0) slots[slot_].store(fd);
+}
+
+}  // namespace tessera
