@@ -49,7 +49,7 @@ TEST_F(ForkClosedTest, EndsWithTheProcessAlthoughItsChildLives) {
   closed.Set(mine_.get());
   Fork();
   closed.Set(-1);
-  mine_.reset();
+  mine_.Reset();
   EXPECT_TRUE(PeerSeesTheEnd());
 }
 
@@ -69,7 +69,7 @@ TEST_F(ForkClosedTest, WhatIsForgottenIsTheChilds) {
     closed.Set(mine_.get());
   }
   Fork();
-  mine_.reset();
+  mine_.Reset();
   pollfd wait = {peer_.get(), POLLIN, 0};
   EXPECT_EQ(poll(&wait, 1, 0), 0) << "the child still has it";
 }
