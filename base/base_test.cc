@@ -179,6 +179,14 @@ TEST(Utf8Test, WhatIsNoCharacterIsEscapedAndTheRestStays) {
   for (const auto& c : kCases) EXPECT_EQ(PrintableUtf8(c.text), c.printable);
 }
 
+TEST(Utf8Test, WhatHasAByteOutsideOfCharactersIsNotUtf8) {
+  for (const char* text : {"", "a\n\x1b", "\u00e9\u20ac\U0001f600\u202e"})
+    EXPECT_TRUE(IsUtf8(text)) << text;
+  for (const char* text : {"\xff", "a\x80z", "\xe2\x82", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80",
+                           "\xf4\x90\x80\x80"})
+    EXPECT_FALSE(IsUtf8(text)) << PrintableUtf8(text);
+}
+
 TEST(Utf8Test, PrefixCutsNoCharacterInTwo) {
   const std::string text = "a\u20acb";  // 1 + 3 + 1 bytes.
   EXPECT_EQ(Utf8Prefix(text, 0), "");

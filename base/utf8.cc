@@ -45,6 +45,15 @@ bool IsControl(absl::string_view character) {
 
 }  // namespace
 
+bool IsUtf8(absl::string_view text) {
+  while (!text.empty()) {
+    const size_t size = CharacterBytes(text);
+    if (size == 0) return false;
+    text.remove_prefix(size);
+  }
+  return true;
+}
+
 std::string PrintableUtf8(absl::string_view text) {
   std::string printable;
   while (!text.empty()) {

@@ -13,6 +13,8 @@ namespace tessera {
 // What is valid stays as it is.
 std::string PrintableUtf8(absl::string_view text);
 
+bool IsUtf8(absl::string_view text);
+
 // The longest prefix of `text` of at most `max_bytes` bytes that cuts no UTF-8 character in two.
 absl::string_view Utf8Prefix(absl::string_view text, size_t max_bytes);
 

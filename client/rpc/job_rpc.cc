@@ -72,7 +72,15 @@ absl::Status CallUntil(
     const std::unique_ptr<typename Service::Stub> stub = Service::NewStub(channel);
     grpc::ClientContext context;
     context.set_deadline(GrpcDeadline(TryDeadline(deadline)));
-    return FromGrpcStatus(call(stub.get(), &context));
+    absl::Status status = FromGrpcStatus(call(stub.get(), &context));
+    // gRPC says nothing more of a service that is not there.
+    if (absl::IsUnimplemented(status) && status.message().empty()) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat(server.address,
+                       " has another service of Tessera: is it a worker's address "
+                       "in the place of the coordinator's?"));
+    }
+    return status;
   });
 }
 

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "base/utf8.h"
 #include "client/session/session_state.h"
 #include "client/session/state_access.h"
 #include "client/session/tensor_codec.h"
@@ -29,6 +30,24 @@ absl::Status AttachUntil(SessionState* state, absl::Time deadline) {
   });
 }
 
+// What the coordinator would not be told, or would be told in a form that it cannot answer.
+absl::Status CheckOptions(const SessionOptions& options) {
+  if (!IsUtf8(options.job_id)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job_id '", PrintableUtf8(options.job_id), "' is not UTF-8"));
+  }
+  const std::pair<absl::string_view, absl::Duration> timeouts[] = {
+      {"attach_timeout", options.attach_timeout},
+      {"operation_timeout", options.operation_timeout},
+      {"recover_timeout", options.recover_timeout}};
+  for (const auto& [name, timeout] : timeouts) {
+    if (timeout > absl::ZeroDuration()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", absl::FormatDuration(timeout), ": it must be above 0"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 Session::Session(SessionOptions options)
@@ -37,6 +56,7 @@ Session::Session(SessionOptions options)
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& options) {
   SessionOptions checked = options;
   checked.config.layout.alignment_dtype = checked.config.compute_dtype;
+  RETURN_IF_ERROR(CheckOptions(checked));
   RETURN_IF_ERROR(ValidateModel(checked.model));
   RETURN_IF_ERROR(ValidateJobConfig(checked.config, checked.model));
   std::unique_ptr<Session> session(new Session(std::move(checked)));

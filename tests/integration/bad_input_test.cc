@@ -128,8 +128,42 @@ INSTANTIATE_TEST_SUITE_P(
                  "world_size is 0"},
         BadModel{"LearningRateNan",
                  [](SessionOptions* o) { o->config.groups[0].learning_rate = NAN; },
-                 "param group 0: learning_rate"}),
+                 "param group 0: learning_rate"},
+        BadModel{"UnitNameNotUtf8", [](SessionOptions* o) { o->model.units[1].name = "a\xff"; },
+                 "unit 'a\\xff': the name is not UTF-8"},
+        BadModel{"ParameterNameNotUtf8",
+                 [](SessionOptions* o) { o->model.units[1].parameters[0].name = "\xc3"; },
+                 "parameter '\\xc3': the name is not UTF-8"},
+        BadModel{"BufferNameNotUtf8",
+                 [](SessionOptions* o) {
+                   o->model.buffers = {{"\xed\xa0\x80", StoredDType::kF32, {1}}};
+                 },
+                 "the name is not UTF-8"},
+        BadModel{"AttachTimeoutNegative",
+                 [](SessionOptions* o) { o->attach_timeout = absl::Seconds(-1); },
+                 "attach_timeout is -1s: it must be above 0"},
+        BadModel{"OperationTimeoutZero",
+                 [](SessionOptions* o) { o->operation_timeout = absl::ZeroDuration(); },
+                 "operation_timeout is 0: it must be above 0"},
+        BadModel{"RecoverTimeoutNegative",
+                 [](SessionOptions* o) { o->recover_timeout = -absl::InfiniteDuration(); },
+                 "recover_timeout is -inf: it must be above 0"}),
     [](const auto& info) { return info.param.name; });
+
+TEST_F(BadInputTest, JobIdThatIsNotUtf8IsNamed) {
+  SessionOptions options = Options();
+  options.job_id = "a\xff";
+  EXPECT_THAT(Session::Open(options),
+              StatusIs(kInvalid, HasSubstr("job_id 'a\\xff' is not UTF-8")));
+}
+
+TEST_F(BadInputTest, WorkersAddressInTheCoordinatorsPlaceIsNamed) {
+  SessionOptions options = Options();
+  options.coordinator_address = options.worker_address;
+  EXPECT_THAT(Session::Open(options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr(options.worker_address), HasSubstr("a worker's address"))));
+}
 
 TEST_F(BadInputTest, NanOrInfUnderClippingNamesTheUnitAndChangesNothing) {
   SessionOptions options = Options(2);
