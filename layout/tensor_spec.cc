@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "base/utf8.h"
 #include "layout/checked_math.h"
 
 namespace tessera {
@@ -174,13 +173,6 @@ absl::StatusOr<int64_t> NumelOf(const std::string& tensor, const std::vector<int
   return numel;
 }
 
-// Files and the wire have names in UTF-8 alone.
-absl::Status ValidateName(absl::string_view what, absl::string_view name) {
-  if (IsUtf8(name)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " '", PrintableUtf8(name), "': the name is not UTF-8"));
-}
-
 }  // namespace
 
 absl::StatusOr<int64_t> Numel(const TensorSpec& spec) {
@@ -206,7 +198,6 @@ absl::StatusOr<int64_t> SizeBytes(const BufferSpec& spec) {
 
 absl::Status ValidateUnit(const UnitSpec& unit) {
   if (unit.name.empty()) return absl::InvalidArgumentError("a unit has no name");
-  RETURN_IF_ERROR(ValidateName("unit", unit.name));
   if (unit.parameters.empty()) return UnitError(unit, "has no parameters");
   absl::flat_hash_map<absl::string_view, bool> names;
   names.reserve(unit.parameters.size());
@@ -215,7 +206,6 @@ absl::Status ValidateUnit(const UnitSpec& unit) {
   int64_t total_numel = 0;
   for (const TensorSpec& spec : unit.parameters) {
     if (spec.name.empty()) return UnitError(unit, "a parameter has no name");
-    RETURN_IF_ERROR(ValidateName("parameter", spec.name));
     if (!names.emplace(spec.name, true).second) {
       return ParameterError(unit, spec, "the name is used twice");
     }
@@ -255,7 +245,6 @@ absl::Status ValidateModel(const ModelSpec& model) {
   int64_t total_bytes = 0;
   for (const BufferSpec& spec : model.buffers) {
     if (spec.name.empty()) return absl::InvalidArgumentError("a buffer has no name");
-    RETURN_IF_ERROR(ValidateName("buffer", spec.name));
     if (owner_of_name.count(spec.name) > 0 || !buffer_names.emplace(spec.name, true).second) {
       return absl::InvalidArgumentError(
           absl::StrCat("buffer ", Quoted(spec.name), ": the name is used twice"));

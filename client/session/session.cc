@@ -30,12 +30,26 @@ absl::Status AttachUntil(SessionState* state, absl::Time deadline) {
   });
 }
 
-// What the coordinator would not be told, or would be told in a form that it cannot answer.
-absl::Status CheckOptions(const SessionOptions& options) {
-  if (!IsUtf8(options.job_id)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("job_id '", PrintableUtf8(options.job_id), "' is not UTF-8"));
+// The wire has names in UTF-8 alone, and says nothing of what is wrong with others.
+absl::Status CheckName(absl::string_view what, absl::string_view name) {
+  if (IsUtf8(name)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " '", PrintableUtf8(name), "' is not UTF-8"));
+}
+
+absl::Status CheckNames(const SessionOptions& options) {
+  RETURN_IF_ERROR(CheckName("job_id", options.job_id));
+  for (const UnitSpec& unit : options.model.units) {
+    RETURN_IF_ERROR(CheckName("the name of unit", unit.name));
+    for (const TensorSpec& parameter : unit.parameters)
+      RETURN_IF_ERROR(CheckName("the name of parameter", parameter.name));
   }
+  for (const BufferSpec& buffer : options.model.buffers)
+    RETURN_IF_ERROR(CheckName("the name of buffer", buffer.name));
+  return absl::OkStatus();
+}
+
+absl::Status CheckTimeouts(const SessionOptions& options) {
   const std::pair<absl::string_view, absl::Duration> timeouts[] = {
       {"attach_timeout", options.attach_timeout},
       {"operation_timeout", options.operation_timeout},
@@ -56,7 +70,8 @@ Session::Session(SessionOptions options)
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& options) {
   SessionOptions checked = options;
   checked.config.layout.alignment_dtype = checked.config.compute_dtype;
-  RETURN_IF_ERROR(CheckOptions(checked));
+  RETURN_IF_ERROR(CheckNames(checked));
+  RETURN_IF_ERROR(CheckTimeouts(checked));
   RETURN_IF_ERROR(ValidateModel(checked.model));
   RETURN_IF_ERROR(ValidateJobConfig(checked.config, checked.model));
   std::unique_ptr<Session> session(new Session(std::move(checked)));

@@ -130,15 +130,15 @@ INSTANTIATE_TEST_SUITE_P(
                  [](SessionOptions* o) { o->config.groups[0].learning_rate = NAN; },
                  "param group 0: learning_rate"},
         BadModel{"UnitNameNotUtf8", [](SessionOptions* o) { o->model.units[1].name = "a\xff"; },
-                 "unit 'a\\xff': the name is not UTF-8"},
+                 "the name of unit 'a\\xff' is not UTF-8"},
         BadModel{"ParameterNameNotUtf8",
                  [](SessionOptions* o) { o->model.units[1].parameters[0].name = "\xc3"; },
-                 "parameter '\\xc3': the name is not UTF-8"},
+                 "the name of parameter '\\xc3' is not UTF-8"},
         BadModel{"BufferNameNotUtf8",
                  [](SessionOptions* o) {
                    o->model.buffers = {{"\xed\xa0\x80", StoredDType::kF32, {1}}};
                  },
-                 "the name is not UTF-8"},
+                 "is not UTF-8"},
         BadModel{"AttachTimeoutNegative",
                  [](SessionOptions* o) { o->attach_timeout = absl::Seconds(-1); },
                  "attach_timeout is -1s: it must be above 0"},
