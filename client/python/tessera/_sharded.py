@@ -44,6 +44,8 @@ class Sharded:
         self.optimizer = None
         self.states: dict[str, object] = {}
         self._undone = False
+        self._runs_step = False
+        self._is_detached = False
         self._keeper = None
         self._summoned = False
         self._context = None
@@ -97,10 +99,14 @@ class Sharded:
         return self._job or self._context.job
 
     def detach(self) -> None:
-        """Leaves the job. Parameters are empty afterwards."""
+        """Leaves the job. Parameters are empty afterwards. Not within run_step() or a closure."""
         if not self.attached:
             return
+        if self._runs_step:
+            raise TesseraError("detach() within a step: let the closure end first",
+                               "FAILED_PRECONDITION")
         session, self.session = self.session, None
+        self._is_detached = True
         self.windows.close()
         with torch.no_grad():
             for unit in self.units:
@@ -213,6 +219,7 @@ class Sharded:
     def take_step(self, options) -> StepResult:
         """The step alone. Errors: StepUndone; FAILED_PRECONDITION  NaN or Inf in a gradient."""
         self._require_attached()
+        self.windows.check_model()
         self.windows.check_given()
         self.windows.begin_step()
         result = StepResult()
@@ -232,6 +239,9 @@ class Sharded:
         Returns what body() returned last; None if the step was decided without this process.
         """
         self._require_attached()
+        if self._runs_step:
+            raise TesseraError("a step within a step: call step() without a closure inside of one",
+                               "FAILED_PRECONDITION")
         if self._undone:
             self.recover()
         callbacks, random_state, results = Callbacks(), _random.capture(), []
@@ -246,10 +256,12 @@ class Sharded:
             self._drop_local()
             results.append(body())
 
+        self._runs_step = True
         try:
             with torch.enable_grad():
                 callbacks.run(lambda: lib.run_step(self.session, BODY(callbacks.wrap(once)), None))
         finally:
+            self._runs_step = False
             self._drop_local()
         return results[-1] if results else None
 
@@ -372,6 +384,9 @@ class Sharded:
 
     def _fill_state_dict(self, module, state_dict, prefix, local_metadata) -> None:
         del module, local_metadata
+        if self._is_detached:
+            raise TesseraError("the model has left its job, and its parameters are empty: call "
+                               "state_dict() before detach()", "FAILED_PRECONDITION")
         if not self.attached or self._summoned:
             return
         # Of one that was sharded before a wrapper put it into a larger module, too.

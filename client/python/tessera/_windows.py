@@ -16,10 +16,17 @@ from .errors import TesseraError
 class GivenGradient(torch.Tensor):
     """Stands in `parameter.grad` for a gradient that the job has taken: it has no values."""
 
+    _DESCRIPTIONS = frozenset(
+        [getattr(torch.Tensor, name).__get__ for name in (
+            "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "is_sparse",
+            "is_cuda", "is_meta", "ndim", "grad_fn")] +
+        [torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.__hash__])
+
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         name = getattr(function, "__name__", str(function))
-        if name in ("__get__", "__repr__", "__hash__", "dim", "size"):
+        # What it is may be asked; what is in it may not. `.data` would give it away.
+        if function in cls._DESCRIPTIONS:
             return super().__torch_function__(function, types, args, kwargs or {})
         raise TesseraError(
             f"{name} on a gradient: the job has taken it, and reduces and applies it in the step. "
@@ -58,6 +65,8 @@ class Windows:
         self._backward = -1  # The id of the one under way.
         self.given: list[dict[int, GivenGradient]] = [{} for _ in units]
         self._markers: dict[int, GivenGradient] = {}
+        self._frozen: list[tuple[str, torch.nn.Parameter]] = []  # When the job was attached.
+        self._known: set[int] = set()  # Parameters of the tree then.
         self._hooks: list = []
         if units[0].module is not root:
             self._hook_module(root, -1)
@@ -74,6 +83,9 @@ class Windows:
             for index, parameter in enumerate(unit.parameters):
                 if parameter.requires_grad:
                     self.hook_parameter(unit.index, index, parameter)
+                else:
+                    self._frozen.append((unit.names[index], parameter))
+        self._known = {id(p) for p in self._root.parameters()}
 
     def hook_parameter(self, unit: int, index: int, parameter) -> None:
         self._hooks.append(parameter.register_hook(self._before_gradient(unit, index, parameter)))
@@ -270,6 +282,21 @@ class Windows:
                         " backward, and the job has the old one: drop all by opt.zero_grad(), or "
                         "those of a unit by its module's zero_grad()", "FAILED_PRECONDITION")
 
+    def check_model(self) -> None:
+        """Errors: FAILED_PRECONDITION  a parameter that the job would silently not train."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise TesseraError(
+                    f"parameter '{name}' was frozen when the model was attached, and the job would "
+                    "not train it: call requires_grad_(True) before the optimizer is made",
+                    "FAILED_PRECONDITION")
+        for parameter in self._root.parameters():
+            if id(parameter) not in self._known:
+                name = next(n for n, p in self._root.named_parameters() if p is parameter)
+                raise TesseraError(
+                    f"parameter '{name}' was registered after the model was attached, and the job "
+                    "would not train it: register it before shard()", "FAILED_PRECONDITION")
+
     def forget_gradients(self, units=None) -> None:
         """They are the job's no longer: a step took them, or they were dropped."""
         for unit in self._units if units is None else units:
@@ -279,6 +306,8 @@ class Windows:
             self.given[unit.index].clear()
 
     def begin_step(self) -> None:
+        if not self.driver:
+            return  # Detached.
         self.end_failed_backward()
         self._abandon_all()
         lib.units_begin_step(self.driver)

@@ -264,6 +264,7 @@ class LocalOptimizer(torch.optim.Optimizer):
 
     def _take(self) -> None:
         windows = self.sharded.windows
+        windows.check_model()
         windows.check_given()
         windows.begin_step()
         options, result = _sharded.Sharded.step_options([]), StepResult()

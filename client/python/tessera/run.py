@@ -143,7 +143,7 @@ def _parse(arguments):
         parser.error("-n: at least 1 rank")
     if not is_any_program:
         if not pathlib.Path(command[0]).is_file():
-            parser.error(f"{command[0]}: no such file; put -- before a program that is no script")
+            parser.error(f"{command[0]}: no such file; put -- before a program that is not a Python script")
         command = [sys.executable, *command]
     return given, command
 

@@ -485,12 +485,51 @@ class MisuseTest(Case):
             torch.nn.utils.clip_grad_norm_(sharded.parameters(), 1.0)
         with self.assertRaisesRegex(tessera.TesseraError, "the job has taken it"):
             torch.optim.SGD(sharded.parameters(), lr=1.0).step()
+        gradient = sharded.head.weight.grad
+        self.assertEqual(gradient.shape, sharded.head.weight.shape)
+        for use in (lambda: gradient.data, gradient.detach, gradient.tolist, gradient.numpy,
+                    gradient.clone, lambda: gradient[0, 0], lambda: gradient * 2,
+                    lambda: gradient.mul_(0.5), lambda: float(gradient.sum())):
+            with self.assertRaisesRegex(tessera.TesseraError, "the job has taken it"):
+                use()
         sharded.head.weight.grad = None
         with self.assertRaisesRegex(tessera.TesseraError, "head.weight"):
             opt.step()
         opt.zero_grad()
         loss_of(sharded, batches(1)[0]).backward()
         opt.step()
+
+    def test_what_would_silently_not_train_is_named(self):
+        plain = Model()
+        plain.head.bias.requires_grad_(False)
+        _, thawed = self.pair(plain)
+        for model, opt in ((thawed, tessera.SGD(thawed, lr=1e-2)), self.late()):
+            loss_of(model, batches(1)[0]).backward()
+            with self.assertRaisesRegex(tessera.TesseraError, "head.bias|late.weight"):
+                if model is thawed:
+                    model.head.bias.requires_grad_(True)
+                opt.step()
+
+    def late(self):
+        model = self.shard(Model())
+        opt = tessera.LocalOptimizer(model, lambda shards: torch.optim.SGD(shards, lr=1e-2))
+        model.late = nn.Linear(2, 2)
+        return model, opt
+
+    def test_what_a_closure_may_not_do_is_named(self):
+        _, sharded = self.pair()
+        opt = tessera.SGD(sharded)
+        with self.assertRaisesRegex(tessera.TesseraError, "detach.. within a step"):
+            opt.step(sharded.tessera.detach)
+        with self.assertRaisesRegex(tessera.TesseraError, "a step within a step"):
+            opt.step(lambda: opt.step(lambda: None))
+        loss_of(sharded, batches(1)[0]).backward()
+        opt.step()
+        sharded.tessera.detach()
+        with self.assertRaisesRegex(tessera.TesseraError, "not attached"):
+            opt.step()
+        with self.assertRaisesRegex(tessera.TesseraError, "before detach"):
+            sharded.state_dict()
 
     def test_zero_grad_of_the_module_drops_what_the_job_has(self):
         plain, sharded = self.pair()
