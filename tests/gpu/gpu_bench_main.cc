@@ -32,10 +32,13 @@ absl::StatusOr<std::vector<BenchRow>> Bench(CudaDevice* device, const BenchOptio
   return rows;
 }
 
+absl::StatusOr<std::unique_ptr<CudaDevice>> FindDevice() {
+  ASSIGN_OR_RETURN(CudaApi* const api, LoadCudaApi());
+  return CudaDevice::Create(api, {});
+}
+
 int Run(const BenchOptions& options, const std::string& json) {
-  const absl::StatusOr<CudaApi*> api = LoadCudaApi();
-  absl::StatusOr<std::unique_ptr<CudaDevice>> device = api.status();
-  if (api.ok()) device = CudaDevice::Create(*api, {});
+  const absl::StatusOr<std::unique_ptr<CudaDevice>> device = FindDevice();
   if (!device.ok()) {
     std::cerr << "no device: " << device.status() << "\n";
     return 1;

@@ -63,12 +63,6 @@ CUstream Native(CudaStreamHandle* stream) { return reinterpret_cast<CUstream>(st
 CUgraphExec Native(CudaGraphHandle* graph) { return reinterpret_cast<CUgraphExec>(graph); }
 CUevent Native(CudaEventHandle* event) { return reinterpret_cast<CUevent>(event); }
 
-template <typename T>
-absl::StatusOr<T> Either(absl::Status status, T value) {
-  if (!status.ok()) return status;
-  return value;
-}
-
 class Driver : public CudaApi {
  public:
   absl::Status Load() {
@@ -88,19 +82,22 @@ class Driver : public CudaApi {
 
   absl::StatusOr<int> DriverGetVersion() override {
     int version = 0;
-    return Either(CudaStatus("cuDriverGetVersion", cuDriverGetVersion_(&version)), version);
+    RETURN_IF_ERROR(CudaStatus("cuDriverGetVersion", cuDriverGetVersion_(&version)));
+    return version;
   }
   absl::Status Init() override { return CudaStatus("cuInit", cuInit_(0)); }
 
   absl::StatusOr<int> DeviceGetCount() override {
     int count = 0;
-    return Either(CudaStatus("cuDeviceGetCount", cuDeviceGetCount_(&count)), count);
+    RETURN_IF_ERROR(CudaStatus("cuDeviceGetCount", cuDeviceGetCount_(&count)));
+    return count;
   }
   absl::StatusOr<int> DeviceGetAttribute(CudaAttribute attribute, int device) override {
     int value = 0;
     const auto native = static_cast<CUdevice_attribute>(attribute);
-    return Either(CudaStatus("cuDeviceGetAttribute", cuDeviceGetAttribute_(&value, native, device)),
-                  value);
+    RETURN_IF_ERROR(
+        CudaStatus("cuDeviceGetAttribute", cuDeviceGetAttribute_(&value, native, device)));
+    return value;
   }
   absl::StatusOr<std::string> DeviceGetName(int device) override {
     char name[256] = "";
@@ -138,8 +135,9 @@ class Driver : public CudaApi {
   }
   absl::StatusOr<CudaPriorityRange> CtxGetStreamPriorityRange() override {
     CudaPriorityRange range;
-    const CUresult result = cuCtxGetStreamPriorityRange_(&range.least, &range.greatest);
-    return Either(CudaStatus("cuCtxGetStreamPriorityRange", result), range);
+    RETURN_IF_ERROR(CudaStatus("cuCtxGetStreamPriorityRange",
+                               cuCtxGetStreamPriorityRange_(&range.least, &range.greatest)));
+    return range;
   }
 
   absl::StatusOr<CudaMemInfo> MemGetInfo() override {
@@ -226,7 +224,8 @@ class Driver : public CudaApi {
     const CUresult result = cuEventQuery_(Native(event));
     // Not an error: a context keeps the first one that it sees.
     if (result == CUDA_ERROR_NOT_READY) return false;
-    return Either(CudaStatus("cuEventQuery", result), true);
+    RETURN_IF_ERROR(CudaStatus("cuEventQuery", result));
+    return true;
   }
   absl::Status EventSynchronize(CudaEventHandle* event) override {
     return CudaStatus("cuEventSynchronize", cuEventSynchronize_(Native(event)));
@@ -255,7 +254,8 @@ class Driver : public CudaApi {
         CudaStatus("cuGraphInstantiate", cuGraphInstantiateWithFlags_(&instance, graph, 0));
     // The instance does not need it.
     status.Update(CudaStatus("cuGraphDestroy", cuGraphDestroy_(graph)));
-    return Either(status, reinterpret_cast<CudaGraphHandle*>(instance));
+    RETURN_IF_ERROR(status);
+    return reinterpret_cast<CudaGraphHandle*>(instance);
   }
   absl::Status GraphLaunch(CudaGraphHandle* graph, CudaStreamHandle* stream) override {
     return CudaStatus("cuGraphLaunch", cuGraphLaunch_(Native(graph), Native(stream)));
