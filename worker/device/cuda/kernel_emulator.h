@@ -69,11 +69,11 @@ void StoreWord(void* to, int index, Word<kBytes> word) {
   memcpy(address, &word, kBytes);
 }
 
-template <int kThreadsOfBlock = kThreads, typename... Params, typename... Args>
-int Launch(void* /*stream*/, int64_t blocks, void (*kernel)(Params...), Args... args) {
+template <auto kKernel, int kThreadsOfBlock = kThreads, typename... Args>
+int Launch(void* /*stream*/, int64_t blocks, Args... args) {
   static_assert(kThreadsOfBlock == kThreads, "one size of blocks is emulated");
   RunEmulated(static_cast<int>(blocks < kResidentBlocks ? blocks : kResidentBlocks),
-              [&] { kernel(args...); });
+              [&] { kKernel(args...); });
   return 0;
 }
 

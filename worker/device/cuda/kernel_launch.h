@@ -50,6 +50,11 @@ struct Measuring {
   bool* non_finite = nullptr;
 };
 
+// Loads all kernels onto the current device. By default the driver loads each one at its first
+// launch, and that launch waits for all kernels that run: behind one of NCCL's that waits for a
+// dead rank it would never return.
+int LoadKernels();
+
 int LaunchCast(void* stream, int from_dtype, const void* from, int to_dtype, void* to,
                int64_t count, double scale);
 // `format`: 0 for E4M3, 1 for E5M2.

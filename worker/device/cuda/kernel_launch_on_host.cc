@@ -137,6 +137,8 @@ uint64_t ChecksumOf(const void* values, int64_t count) {
 
 void AwaitStreamsBeforeLaunches(void (*await)(void* stream)) { await_stream = await; }
 
+int LoadKernels() { return 0; }
+
 int LaunchCast(void* stream, int from_dtype, const void* from, int to_dtype, void* to,
                int64_t count, double scale) {
   AwaitEarlierWork(stream);

@@ -34,16 +34,30 @@ __device__ inline void StoreWord(void* to, int index, Word<kBytes> word) {
 // Returns CUDA's number for what that said, and 0 where all is well.
 int ResidentBlocks(const void* kernel, int threads, int64_t* blocks);
 
+// A kernel that something here launches, in the list that LoadKernels() goes through.
+struct ListedKernel {
+  ListedKernel(const void* kernel, int threads);
+
+  const void* const kernel;
+  const int threads;
+  const ListedKernel* const next;
+};
+// One for each kernel and size of blocks: made as the program starts.
+template <auto kKernel, int kThreadsOfBlock>
+struct Listing {
+  static inline const ListedKernel listed{reinterpret_cast<const void*>(kKernel), kThreadsOfBlock};
+};
+
 // At most as many blocks as run at once: each thread takes every so many-th piece of the work.
 // Returns the error of the launch itself; what a kernel does wrong later breaks the context.
-template <int kThreadsOfBlock = kThreads, typename... Params, typename... Args>
-int Launch(void* stream, int64_t blocks, void (*kernel)(Params...), Args... args) {
+template <auto kKernel, int kThreadsOfBlock = kThreads, typename... Args>
+int Launch(void* stream, int64_t blocks, Args... args) {
+  const ListedKernel& listed = Listing<kKernel, kThreadsOfBlock>::listed;
   int64_t resident = 0;
-  const int asked =
-      ResidentBlocks(reinterpret_cast<const void*>(kernel), kThreadsOfBlock, &resident);
+  const int asked = ResidentBlocks(listed.kernel, listed.threads, &resident);
   if (asked != 0) return asked;
   const auto grid = static_cast<unsigned>(blocks < resident ? blocks : resident);
-  kernel<<<grid, kThreadsOfBlock, 0, static_cast<cudaStream_t>(stream)>>>(args...);
+  kKernel<<<grid, kThreadsOfBlock, 0, static_cast<cudaStream_t>(stream)>>>(args...);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -7,7 +7,7 @@ namespace {
 
 template <typename From, typename To>
 __global__ void Cast(Walk walk, const From* __restrict__ from, To* __restrict__ to, double scale) {
-  ForEach<kPackOf<From, To>>(walk, [&](auto n, int64_t i) {
+  ForEach<kPackOf<To>>(walk, [&](auto n, int64_t i) {
     const auto in = Load<n.value>(from + i);
     Pack<To, n.value> out;
 #pragma unroll
@@ -58,25 +58,27 @@ int ByFormat(int format, Body body) {
 
 template <typename From, typename To>
 int CastAll(void* stream, const From* from, To* to, int64_t count, double scale) {
-  constexpr int kPack = kPackOf<From, To>;
+  // 16 bytes of what is written: of two stores to a pack each would fill half of a sector.
+  constexpr int kPack = kPackOf<To>;
   const Walk walk = WalkOver(count, kPack, {ArrayOf(from), ArrayOf(to)});
-  return Launch(stream, BlocksOf(walk, kPack), Cast<From, To>, walk, from, to, scale);
+  return Launch<Cast<From, To>>(stream, BlocksOf(walk, kPack), walk, from, to, scale);
 }
 
 template <typename Real>
 int ScaleAll(void* stream, void* array, int64_t count, double factor) {
   auto* const values = static_cast<Real*>(array);
   const Walk walk = WalkOver(count, kPackOf<Real>, {ArrayOf(values)});
-  return Launch(stream, BlocksOf(walk, kPackOf<Real>), Scale<Real>, walk, values,
-                static_cast<Real>(factor));
+  return Launch<Scale<Real>>(stream, BlocksOf(walk, kPackOf<Real>), walk, values,
+                             static_cast<Real>(factor));
 }
 
 template <typename Real>
 int RoundAll(void* stream, int half_dtype, void* array, int64_t count) {
   auto* const values = static_cast<Real*>(array);
   const Walk walk = WalkOver(count, kPackOf<Real>, {ArrayOf(values)});
-  return Launch(stream, BlocksOf(walk, kPackOf<Real>),
-                half_dtype == 1 ? RoundToHalf<Bf16, Real> : RoundToHalf<Fp16, Real>, walk, values);
+  const int64_t blocks = BlocksOf(walk, kPackOf<Real>);
+  return half_dtype == 1 ? Launch<RoundToHalf<Bf16, Real>>(stream, blocks, walk, values)
+                         : Launch<RoundToHalf<Fp16, Real>>(stream, blocks, walk, values);
 }
 
 }  // namespace
@@ -126,7 +128,7 @@ int LaunchFill(void* stream, int dtype, void* values, int64_t count, double valu
     using T = std::remove_pointer_t<decltype(type)>;
     auto* const to = static_cast<T*>(values);
     const Walk walk = WalkOver(count, kPackOf<T>, {ArrayOf(to)});
-    return Launch(stream, BlocksOf(walk, kPackOf<T>), Fill<T>, walk, to, value);
+    return Launch<Fill<T>>(stream, BlocksOf(walk, kPackOf<T>), walk, to, value);
   });
 }
 

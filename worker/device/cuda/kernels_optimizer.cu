@@ -84,7 +84,7 @@ int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, co
       count, kPack,
       {ArrayOf(gradient), ArrayOf(a.p_in), ArrayOf(a.m_in), ArrayOf(a.v_in), ArrayOf(a.p_out),
        ArrayOf(a.m_out), ArrayOf(a.v_out), FullOf<Real>(a.published), HalvesOf(a.published)});
-  return Launch(stream, BlocksOf(walk, kPack), Adam<Real>, walk, factors, gradient, a);
+  return Launch<Adam<Real>>(stream, BlocksOf(walk, kPack), walk, factors, gradient, a);
 }
 
 template <typename Real>
@@ -97,8 +97,8 @@ int LaunchSgd(void* stream, const SgdFactors<Real>& factors, int64_t count, cons
       count, kPack,
       {ArrayOf(gradient), ArrayOf(p_in), used(factors.read_momentum, momentum_in), ArrayOf(p_out),
        used(factors.write_momentum, momentum_out), FullOf<Real>(published), HalvesOf(published)});
-  return Launch(stream, BlocksOf(walk, kPack), Sgd<Real>, walk, factors, gradient, p_in,
-                momentum_in, p_out, momentum_out, published);
+  return Launch<Sgd<Real>>(stream, BlocksOf(walk, kPack), walk, factors, gradient, p_in,
+                           momentum_in, p_out, momentum_out, published);
 }
 
 template int LaunchAdam(void*, const AdamFactors<float>&, int64_t, const float*,

@@ -7,7 +7,7 @@ namespace {
 
 template <typename T, typename Sum>
 __global__ void Reduce(Walk walk, Inputs inputs, Sum scale, bool accumulate, Sum* output) {
-  ForEach<kPackOf<T, Sum>>(walk, [&](auto n, int64_t i) {
+  ForEach<kPackOf<Sum>>(walk, [&](auto n, int64_t i) {
     auto sum = SumOf<n.value, T>(inputs, i, scale);
     if (accumulate) {
       const auto before = Load<n.value>(output + i);
@@ -45,10 +45,12 @@ __global__ void SelectOf(Walk walk, Inputs inputs, bool larger, T* output) {
 
 // Some threads a block of elements, each for `kLanes` neighbours of the definition's lanes: those
 // that one access brings, or one where arrays do not begin at a multiple of it. Threads of their
-// own then add the lanes of a block in order. `values(n, i)` is the pack of n::value elements at i.
-template <Measured what, int kLanes, typename Values>
+// own then add the lanes of a block in order. `load(n, i)` is the pack of n::value elements at i,
+// and `store(i, pack)` is called with each. Of `kRows` rows all are loaded before the first is
+// stored: the compiler must take what is stored for what is loaded next.
+template <Measured what, int kLanes, int kRows, typename LoadPack, typename StorePack>
 __device__ inline void MeasureAll(int64_t count, int64_t num_blocks, double p, double* block_sums,
-                                  bool* non_finite, Values values) {
+                                  bool* non_finite, LoadPack load, StorePack store) {
   __shared__ double lanes[kMeasureThreads * kLanes];
   constexpr int kThreadsABlock = kMeasureLanes / kLanes;
   constexpr int kBlocksAtOnce = kMeasureThreads / kThreadsABlock;
@@ -64,20 +66,28 @@ __device__ inline void MeasureAll(int64_t count, int64_t num_blocks, double p, d
       finite = finite && isfinite(value);
       sums[k] = AddTerm<what>(sums[k], TermOf<what>(value, p));
     };
-    // Several rows in one go, so that many loads are under way at once.
     if (left >= kMeasureBlockElements) {
-#pragma unroll 8
-      for (int i = 0; i < kMeasureBlockElements; i += kMeasureLanes) {
-        const auto row = values(std::integral_constant<int, kLanes>(), begin + i);
+      constexpr std::integral_constant<int, kLanes> kPack;
+      for (int i = 0; i < kMeasureBlockElements; i += kRows * kMeasureLanes) {
+        decltype(load(kPack, begin)) rows[kRows];
 #pragma unroll
-        for (int k = 0; k < kLanes; ++k) take(k, row.at[k]);
+        for (int j = 0; j < kRows; ++j) rows[j] = load(kPack, begin + i + j * kMeasureLanes);
+#pragma unroll
+        for (int j = 0; j < kRows; ++j) {
+          store(begin + i + j * kMeasureLanes, rows[j]);
+#pragma unroll
+          for (int k = 0; k < kLanes; ++k) take(k, rows[j].at[k]);
+        }
       }
     } else {
       for (int64_t i = first_lane; i < left; i += kMeasureLanes) {
 #pragma unroll
         for (int k = 0; k < kLanes; ++k) {
           if (i + k >= left) continue;
-          take(k, values(std::integral_constant<int, 1>(), begin - first_lane + i + k).at[0]);
+          const int64_t at = begin - first_lane + i + k;
+          const auto one = load(std::integral_constant<int, 1>(), at);
+          store(at, one);
+          take(k, one.at[0]);
         }
       }
     }
@@ -99,26 +109,27 @@ __device__ inline void MeasureAll(int64_t count, int64_t num_blocks, double p, d
 template <Measured what, int kLanes, typename Real>
 __global__ void MeasureBlocks(const Real* __restrict__ values, int64_t count, int64_t num_blocks,
                               double p, double* block_sums, bool* non_finite) {
-  MeasureAll<what, kLanes>(count, num_blocks, p, block_sums, non_finite,
-                           [&](auto n, int64_t i) { return Load<n.value>(values + i); });
+  MeasureAll<what, kLanes, 8>(
+      count, num_blocks, p, block_sums, non_finite,
+      [&](auto n, int64_t i) { return Load<n.value>(values + i); }, [](int64_t, const auto&) {});
 }
 
 // Reduce, and the measure of what it wrote in the same pass.
 template <int kLanes, typename T, typename Sum>
 __global__ void ReduceBlocks(Inputs inputs, int64_t count, int64_t num_blocks, Sum scale,
                              bool accumulate, Sum* output, double* block_sums, bool* non_finite) {
-  MeasureAll<Measured::kSquares, kLanes>(count, num_blocks, 2, block_sums, non_finite,
-                                         [&](auto n, int64_t i) {
-                                           auto sum = SumOf<n.value, T>(inputs, i, scale);
-                                           if (accumulate) {
-                                             const auto before = Load<n.value>(output + i);
+  const auto load = [&](auto n, int64_t i) {
+    auto sum = SumOf<n.value, T>(inputs, i, scale);
+    if (accumulate) {
+      const auto before = Load<n.value>(output + i);
 #pragma unroll
-                                             for (int k = 0; k < n.value; ++k)
-                                               sum.at[k] = before.at[k] + sum.at[k];
-                                           }
-                                           Store(output + i, sum);
-                                           return sum;
-                                         });
+      for (int k = 0; k < n.value; ++k) sum.at[k] = before.at[k] + sum.at[k];
+    }
+    return sum;
+  };
+  const auto store = [&](int64_t i, const auto& sum) { Store(output + i, sum); };
+  MeasureAll<Measured::kSquares, kLanes, 4>(count, num_blocks, 2, block_sums, non_finite, load,
+                                            store);
 }
 
 // All threads of the block load; the first one adds in order, and has the sum.
@@ -165,11 +176,11 @@ template <Measured what>
 int AddBlocks(void* stream, int64_t count, double* room, double* sum) {
   const int64_t num_blocks = MeasureBlocksOf(count);
   const int64_t num_groups = MeasureGroupsOf(num_blocks);
-  if (num_groups == 1) return Launch(stream, 1, AddUp<what>, room, num_blocks, sum);
+  if (num_groups == 1) return Launch<AddUp<what>>(stream, 1, room, num_blocks, sum);
   double* const group_sums = room + num_blocks;
-  const int grouped = Launch(stream, num_groups, AddGroups<what>, room, num_blocks, group_sums);
+  const int grouped = Launch<AddGroups<what>>(stream, num_groups, room, num_blocks, group_sums);
   if (grouped != 0) return grouped;
-  return Launch(stream, 1, AddUp<what>, group_sums, num_groups, sum);
+  return Launch<AddUp<what>>(stream, 1, group_sums, num_groups, sum);
 }
 
 // Grids of those that measure, where each thread has so many lanes.
@@ -182,9 +193,9 @@ template <Measured what, typename Real>
 int MeasureAs(void* stream, const Real* values, int64_t count, double p, double* room, double* sum,
               bool* non_finite) {
   const auto launch = [&](auto lanes) {
-    return Launch<kMeasureThreads>(stream, MeasureGrid(count, lanes.value),
-                                   MeasureBlocks<what, lanes.value, Real>, values, count,
-                                   MeasureBlocksOf(count), p, room, non_finite);
+    return Launch<MeasureBlocks<what, lanes.value, Real>, kMeasureThreads>(
+        stream, MeasureGrid(count, lanes.value), values, count, MeasureBlocksOf(count), p, room,
+        non_finite);
   };
   constexpr int kPack = kPackOf<Real>;
   const std::initializer_list<Array> arrays = {ArrayOf(values)};
@@ -200,15 +211,15 @@ int ReduceAs(void* stream, const Inputs& inputs, int64_t count, double scale, bo
   const auto factor = static_cast<Sum>(scale);
   const SumArrays<1> arrays(inputs, sizeof(T), {ArrayOf(output)});
   if (measuring.sum == nullptr) {
-    constexpr int kPack = kPackOf<T, Sum>;
+    constexpr int kPack = kPackOf<Sum>;
     const Walk walk = WalkOver(count, kPack, arrays);
-    return Launch(stream, BlocksOf(walk, kPack), Reduce<T, Sum>, walk, inputs, factor, accumulate,
-                  output);
+    return Launch<Reduce<T, Sum>>(stream, BlocksOf(walk, kPack), walk, inputs, factor, accumulate,
+                                  output);
   }
   const auto launch = [&](auto lanes) {
-    return Launch<kMeasureThreads>(
-        stream, MeasureGrid(count, lanes.value), ReduceBlocks<lanes.value, T, Sum>, inputs, count,
-        MeasureBlocksOf(count), factor, accumulate, output, measuring.room, measuring.non_finite);
+    return Launch<ReduceBlocks<lanes.value, T, Sum>, kMeasureThreads>(
+        stream, MeasureGrid(count, lanes.value), inputs, count, MeasureBlocksOf(count), factor,
+        accumulate, output, measuring.room, measuring.non_finite);
   };
   // As many lanes as there are sums in 16 bytes.
   constexpr int kLanes = kPackOf<Sum>;
@@ -224,8 +235,8 @@ int CombineAs(void* stream, const Inputs& inputs, int op, double scale, int64_t 
   constexpr int kPack = kPackOf<T>;
   const Walk walk = WalkOver(count, kPack, SumArrays<1>(inputs, sizeof(T), {ArrayOf(output)}));
   const int64_t blocks = BlocksOf(walk, kPack);
-  if (op != 0) return Launch(stream, blocks, SelectOf<T>, walk, inputs, op == 1, output);
-  return Launch(stream, blocks, SumInType<T>, walk, inputs, static_cast<WideOf<T>>(scale), output);
+  if (op != 0) return Launch<SelectOf<T>>(stream, blocks, walk, inputs, op == 1, output);
+  return Launch<SumInType<T>>(stream, blocks, walk, inputs, static_cast<WideOf<T>>(scale), output);
 }
 
 template <typename Bits>
@@ -249,7 +260,7 @@ int ChecksumOf(void* stream, const void* array, int64_t count, uint64_t* sum) {
   const auto* const values = static_cast<const Bits*>(array);
   constexpr int kPack = kPackOf<Bits>;
   const Walk walk = WalkOver(count, kPack, {ArrayOf(values)});
-  return Launch(stream, BlocksOf(walk, kPack), Checksum<Bits>, walk, values, sum);
+  return Launch<Checksum<Bits>>(stream, BlocksOf(walk, kPack), walk, values, sum);
 }
 
 }  // namespace
