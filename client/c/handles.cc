@@ -100,9 +100,8 @@ absl::Status WriteStepResult(const StepResult& result, tessera_step_result* out)
   return WriteStruct(written, "the step's result", out);
 }
 
-absl::StatusOr<ConstValues> ReadGradient(const Session& session, int unit,
-                                         const tessera_gradient& gradient,
-                                         std::vector<double>* widened) {
+absl::StatusOr<DType> CheckGradient(const Session& session, int unit,
+                                    const tessera_gradient& gradient) {
   RETURN_IF_ERROR(CheckParameter(session, unit, gradient.parameter));
   const PlacedParameter& placed =
       session.layout().units[unit].flat.parameters()[gradient.parameter];
@@ -112,27 +111,40 @@ absl::StatusOr<ConstValues> ReadGradient(const Session& session, int unit,
                                                    placed.numel));
   }
   if (gradient.elements > 0) RETURN_IF_ERROR(CheckNotNull(gradient.values, "a gradient's values"));
-  const bool full = session.full_dtype(unit) == DType::kFp64;
   switch (gradient.dtype) {
     case TESSERA_FP32:
-      // Of fp64 units, which AddGradient then refuses by name, too.
-      return ConstValues(gradient.values, gradient.elements, DType::kFp32);
+      return DType::kFp32;
     case TESSERA_FP64:
-      return ConstValues(gradient.values, gradient.elements, DType::kFp64);
+      return DType::kFp64;
     case TESSERA_BF16:
+      return DType::kBf16;
     case TESSERA_FP16:
-      if (full) break;
-      // Doubles, so that the memory is aligned for either dtype.
-      widened->resize(static_cast<size_t>(gradient.elements + 1) / 2);
-      if (gradient.dtype == TESSERA_BF16) Widen<narrow::Bf16>(gradient, widened);
-      if (gradient.dtype == TESSERA_FP16) Widen<narrow::Fp16>(gradient, widened);
-      return ConstValues(widened->data(), gradient.elements, DType::kFp32);
+      return DType::kFp16;
     default:
-      break;
+      return absl::InvalidArgumentError(absl::StrCat("the gradient of '", placed.spec.name,
+                                                     "' is of an unknown dtype, ",
+                                                     gradient.dtype));
   }
-  return absl::InvalidArgumentError(absl::StrCat("the gradient of '", placed.spec.name,
-                                                 "' is of a dtype (", gradient.dtype,
-                                                 ") that does not fit its unit"));
+}
+
+absl::StatusOr<ConstValues> ReadGradient(const Session& session, int unit,
+                                         const tessera_gradient& gradient,
+                                         std::vector<double>* widened) {
+  ASSIGN_OR_RETURN(const DType dtype, CheckGradient(session, unit, gradient));
+  // Of another dtype than the unit's, which AddGradient then refuses by name, too.
+  if (!IsHalf(dtype)) return ConstValues(gradient.values, gradient.elements, dtype);
+  if (session.full_dtype(unit) == DType::kFp64) {
+    const PlacedParameter& placed =
+        session.layout().units[unit].flat.parameters()[gradient.parameter];
+    return absl::InvalidArgumentError(absl::StrCat("the gradient of '", placed.spec.name,
+                                                   "' is of a dtype (", gradient.dtype,
+                                                   ") that does not fit its unit"));
+  }
+  // Doubles, so that the memory is aligned for either dtype.
+  widened->resize(static_cast<size_t>(gradient.elements + 1) / 2);
+  if (dtype == DType::kBf16) Widen<narrow::Bf16>(gradient, widened);
+  if (dtype == DType::kFp16) Widen<narrow::Fp16>(gradient, widened);
+  return ConstValues(widened->data(), gradient.elements, DType::kFp32);
 }
 
 }  // namespace tessera::c_api

@@ -45,6 +45,9 @@ absl::Status CheckParameter(const Session& session, int unit, int parameter);
 // Null: the defaults. Errors: InvalidArgument
 absl::Status ReadStepOptions(const tessera_step_options* given, StepOptions* options);
 absl::Status WriteStepResult(const StepResult& result, tessera_step_result* out);
+// That it is of the unit's parameter, with all of its elements. Returns its dtype.
+absl::StatusOr<DType> CheckGradient(const Session& session, int unit,
+                                    const tessera_gradient& gradient);
 // In the unit's full dtype; `widened` keeps the bytes where the gradient is in another one.
 absl::StatusOr<ConstValues> ReadGradient(const Session& session, int unit,
                                          const tessera_gradient& gradient,

@@ -16,6 +16,8 @@
 #include "job/job_json.h"
 #include "job/job_layout.h"
 #include "nlohmann/json.hpp"
+#include "tessera/device_gradients.h"
+#include "tessera/in_process_executor.h"
 #include "tessera/optimizer_state.h"
 
 namespace tessera::c_api {
@@ -43,6 +45,8 @@ absl::StatusOr<SessionOptions> ReadOpenOptions(const tessera_open_options* given
   ASSIGN_OR_RETURN(options.config, ParseJobConfigJson(read.config_json));
   options.wait_if_attached = read.wait_if_attached != 0;
   options.guard_windows = read.unguarded_windows == 0;
+  options.make_device = MachineDevices();
+  if (read.executor_in_process != 0) options.host_executor = InProcessExecutor();
   for (const double seconds : {read.attach_timeout_seconds, read.operation_timeout_seconds,
                                read.recover_timeout_seconds}) {
     if (!(seconds >= 0)) return absl::InvalidArgumentError("a timeout is negative or not a number");
@@ -184,6 +188,10 @@ int tessera_world_size(const tessera_session* session) {
   return session->session->config().world_size;
 }
 int tessera_num_units(const tessera_session* session) { return session->session->num_units(); }
+int tessera_gpu(const tessera_session* session) {
+  const DeviceGradients gradients(session->session.get());
+  return gradients.available() ? gradients.device() : kNoCode;
+}
 int tessera_session_layout_json(const tessera_session* session, char** out) {
   const absl::Status status = CheckNotNull(out, "out");
   if (status.ok()) *out = CopyOf(LayoutJson(session->session->layout()));

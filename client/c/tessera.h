@@ -107,6 +107,8 @@ typedef struct tessera_open_options {
   double attach_timeout_seconds; /* 0: 60; then those of one wait for other ranks (0: 600) and of */
   double operation_timeout_seconds; /* the wait for the next epoch (0: 120). */
   double recover_timeout_seconds;
+  int32_t executor_in_process; /* See tessera/in_process_executor.h. */
+  int32_t reserved;
 } tessera_open_options;
 
 /* Creates the job if no other rank has, and attaches. Errors: those of Session::Open
@@ -118,6 +120,10 @@ TESSERA_API void tessera_close(tessera_session* session);
 TESSERA_API int tessera_rank(const tessera_session* session);
 TESSERA_API int tessera_world_size(const tessera_session* session);
 TESSERA_API int tessera_num_units(const tessera_session* session);
+/* The rank's GPU, as CUDA numbers it in this process; -1: the rank is in host memory. On a GPU the
+ * parameters are there, and what the driver of units is given of gradients; all other values that
+ * functions here give and take are in host memory. */
+TESSERA_API int tessera_gpu(const tessera_session* session);
 /* As tessera_layout_json. */
 TESSERA_API int tessera_session_layout_json(const tessera_session* session, char** out);
 TESSERA_API int tessera_initialized(const tessera_session* session);
@@ -366,9 +372,17 @@ TESSERA_API int tessera_units_begin_backward(tessera_units* units, const tessera
 TESSERA_API int tessera_units_begin_node(tessera_units* units, tessera_forward* forward);
 TESSERA_API int tessera_units_end_node(tessera_units* units, tessera_forward* forward);
 /* Adds the gradient of one parameter, and reduces or closes the unit where the backward has come to
- * that. `gradient` may be null: there was none after all. */
+ * that. `gradient` may be null: there was none after all. On a GPU its values are there, and are
+ * read for as long as tessera_units_reads(). */
 TESSERA_API int tessera_units_gradient(tessera_units* units, int unit,
                                        const tessera_gradient* gradient);
+/* Whether gradients that were given of the unit may still be read: keep them until then. After the
+ * end of a backward none are. */
+TESSERA_API int tessera_units_reads(tessera_units* units, int unit);
+/* Of ranks on a GPU: the caller's work is on this stream, CUDA's CUstream, from now on. Windows end
+ * and gradients are read after what it was given before. Whoever asks for a step, a write or a load
+ * has waited for it first, since these overwrite parameters. */
+TESSERA_API void tessera_units_set_stream(tessera_units* units, void* stream);
 TESSERA_API int tessera_units_end_backward(tessera_units* units, int failed);
 /* Between steps: forwards that an exception ended are forgotten. */
 TESSERA_API void tessera_units_begin_step(tessera_units* units);

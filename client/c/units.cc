@@ -11,6 +11,7 @@
 #include "client/c/tessera.h"
 #include "client/units/session_units.h"
 #include "client/units/unit_driver.h"
+#include "tessera/device_gradients.h"
 
 struct tessera_forward {
   std::shared_ptr<tessera::UnitForward> forward;
@@ -19,17 +20,68 @@ struct tessera_forward {
 namespace tessera::c_api {
 namespace {
 
-// Parameters are read in the compute dtype only, at addresses that do not change, and gradients are
-// the session's as soon as they are told: nothing is left to do where a unit opens or closes.
+// Parameters are read in the compute dtype only, at addresses that do not change. In host memory
+// gradients are the session's as soon as they are told. On a GPU a unit's are kept until all of them
+// are there, and read after the caller's stream: the caller runs ahead of the GPU by a unit.
 class Host : public SessionUnits {
  public:
-  explicit Host(Session* session) : SessionUnits(session) {}
+  explicit Host(Session* session)
+      : SessionUnits(session),
+        gradients_(session),
+        kept_(static_cast<size_t>(session->num_units())) {}
+
+  bool on_gpu() const { return gradients_.available(); }
+  void set_stream(void* stream) { stream_ = stream == nullptr ? LegacyDefaultStream() : stream; }
+  bool reads(int unit) const { return reading_ == unit || !kept_[unit].empty(); }
+
+  void Keep(int unit, const tessera_gradient& gradient, DType dtype) {
+    kept_[unit].push_back({gradient.parameter, gradient.values, gradient.elements, dtype});
+  }
+  // Of all units: nothing is read afterwards.
+  absl::Status HandOverAll() {
+    for (int unit = 0; unit < session()->num_units(); ++unit)
+      RETURN_IF_ERROR(HandOverGradients(unit));
+    return Finish();
+  }
+  // The next operation returns an error of what is waited for here.
+  void Drop() {
+    for (auto& of_unit : kept_) of_unit.clear();
+    Finish().IgnoreError();
+  }
 
  private:
+  struct Kept {
+    int parameter;
+    const void* values;
+    int64_t elements;
+    DType dtype;
+  };
+
   Precision WantedPrecision(int) const override { return Precision::kCompute; }
   void UseParameters(int, Precision) override {}
-  void FollowUses(int) override {}
-  absl::Status HandOverGradients(int) override { return absl::OkStatus(); }
+  void FollowUses(int unit) override {
+    if (gradients_.HasSlot(unit)) gradients_.AfterStream(stream_);
+  }
+  absl::Status HandOverGradients(int unit) override {
+    if (kept_[unit].empty()) return absl::OkStatus();
+    RETURN_IF_ERROR(Finish());  // Of the unit before.
+    gradients_.AfterStream(stream_);
+    reading_ = unit;
+    for (const Kept& kept : std::exchange(kept_[unit], {})) {
+      RETURN_IF_ERROR(
+          gradients_.Add(unit, kept.parameter, kept.values, kept.elements, kept.dtype));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Finish() {
+    reading_ = UnitDriver::kNoUnit;
+    return gradients_.Finish();
+  }
+
+  DeviceGradients gradients_;
+  void* stream_ = LegacyDefaultStream();
+  std::vector<std::vector<Kept>> kept_;  // By unit.
+  int reading_ = UnitDriver::kNoUnit;    // Whose gradients the GPU may be reading.
 };
 
 }  // namespace
@@ -45,9 +97,9 @@ struct tessera_units {
                &host) {}
 
   tessera::Session* const session;
-  tessera::c_api::Host host;
   // Backwards may run on threads of the framework's.
   absl::Mutex mu;
+  tessera::c_api::Host host;  // Guarded by mu, too; the driver calls it.
   tessera::UnitDriver driver ABSL_GUARDED_BY(mu);
   std::vector<double> widened ABSL_GUARDED_BY(mu);
 };
@@ -60,6 +112,21 @@ namespace {
 absl::Status CheckInBackward(const UnitDriver& driver) {
   if (driver.in_backward()) return absl::OkStatus();
   return absl::FailedPreconditionError("no backward is under way");
+}
+
+absl::Status TakeGradient(tessera_units* units, int unit, const tessera_gradient& gradient)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(units->mu) {
+  if (units->host.on_gpu()) {
+    ASSIGN_OR_RETURN(const DType dtype, CheckGradient(*units->session, unit, gradient));
+    // Reduces the unit that has this one's slot, if another does.
+    RETURN_IF_ERROR(units->driver.MakeRoom(unit));
+    units->host.Keep(unit, gradient, dtype);
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const ConstValues values,
+                   ReadGradient(*units->session, unit, gradient, &units->widened));
+  RETURN_IF_ERROR(units->driver.MakeRoom(unit));
+  return units->session->AddGradient(unit, gradient.parameter, values);
 }
 
 std::vector<int> Listed(const int* units, size_t count, int num_units) {
@@ -160,11 +227,7 @@ int tessera_units_gradient(tessera_units* units, int unit, const tessera_gradien
     absl::MutexLock lock(&units->mu);
     RETURN_IF_ERROR(CheckInBackward(units->driver));
     if (gradient != nullptr) {
-      ASSIGN_OR_RETURN(const ConstValues values,
-                       ReadGradient(*units->session, unit, *gradient, &units->widened));
-      // Reduces the unit that has this one's slot, if another does.
-      RETURN_IF_ERROR(units->driver.MakeRoom(unit));
-      RETURN_IF_ERROR(units->session->AddGradient(unit, gradient->parameter, values));
+      RETURN_IF_ERROR(TakeGradient(units, unit, *gradient));
     }
     return units->driver.OnGradient(unit);
   }();
@@ -173,8 +236,26 @@ int tessera_units_gradient(tessera_units* units, int unit, const tessera_gradien
 
 int tessera_units_end_backward(tessera_units* units, int failed) {
   absl::MutexLock lock(&units->mu);
-  const absl::Status under_way = CheckInBackward(units->driver);
-  return CodeOf(under_way.ok() ? units->driver.EndBackward(failed != 0) : under_way);
+  absl::Status status = CheckInBackward(units->driver);
+  if (status.ok()) status = units->driver.EndBackward(failed != 0);
+  // Of units that are not reduced yet, too: their gradients are the caller's again.
+  if (status.ok() && failed == 0) {
+    status = units->host.HandOverAll();
+  } else {
+    units->host.Drop();
+  }
+  return CodeOf(status);
+}
+
+int tessera_units_reads(tessera_units* units, int unit) {
+  if (CodeOf(CheckUnit(*units->session, unit)) != TESSERA_OK) return 0;
+  absl::MutexLock lock(&units->mu);
+  return units->host.reads(unit) ? 1 : 0;
+}
+
+void tessera_units_set_stream(tessera_units* units, void* stream) {
+  absl::MutexLock lock(&units->mu);
+  units->host.set_stream(stream);
 }
 
 void tessera_units_begin_step(tessera_units* units) {

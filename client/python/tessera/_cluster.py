@@ -48,9 +48,9 @@ _context: Context | None = None
 _own: "Cluster | None" = None
 
 
-def context() -> Context:
+def context(gpu: int | None = None) -> Context:
     """Of init(); calls it where nobody has."""
-    return _context if _context is not None else init()
+    return _context if _context is not None else init(gpu=gpu)
 
 
 def _number(name: str) -> int | None:
@@ -66,13 +66,15 @@ def _number(name: str) -> int | None:
 
 def init(*, coordinator: str | None = None, worker: str | None = None, job: str | None = None,
          rank: int | None = None, world_size: int | None = None,
-         tls: tuple[str, str, str] | None = None, insecure: bool = False) -> Context:
+         tls: tuple[str, str, str] | None = None, insecure: bool = False,
+         gpu: int | None = None) -> Context:
     """Finds the job's coordinator and worker. Arguments come before the environment.
 
     TESSERA_COORDINATOR, TESSERA_WORKER, TESSERA_JOB and RANK, WORLD_SIZE, LOCAL_RANK are what
     `tessera run` sets. With torchrun's variables alone the ranks of one node make a cluster of
     their own; with none of them this process is a job of one rank.
     tls: paths of certificate, key and CA, as PEM.
+    gpu: where this process makes the cluster: the GPU that its rank is on, as CUDA numbers it.
     """
     global _context
     if _context is not None:
@@ -93,7 +95,7 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
         raise TesseraError("the addresses of both coordinator and worker are needed, or of neither",
                            "INVALID_ARGUMENT")
     if coordinator is None:
-        coordinator, worker = _make_cluster(rank, world_size)
+        coordinator, worker = _make_cluster(rank, world_size, gpu)
     _context = Context(coordinator, worker, job or os.environ.get("TESSERA_JOB") or "train", rank,
                        world_size, rank if local_rank is None else local_rank, tls, insecure)
     return _context
@@ -104,8 +106,12 @@ def programs_folder() -> pathlib.Path:
     return pathlib.Path(given) if given else pathlib.Path(__file__).parent / "bin"
 
 
-def _make_cluster(rank: int, world_size: int) -> tuple[str, str]:
+def _make_cluster(rank: int, world_size: int, gpu: int | None) -> tuple[str, str]:
     global _own
+    if gpu is not None and world_size > 1:
+        raise TesseraError(
+            f"{world_size} ranks on GPUs need a coordinator, and a worker for each GPU: start them "
+            "and set TESSERA_COORDINATOR and TESSERA_WORKER", "FAILED_PRECONDITION")
     local_size = _number("LOCAL_WORLD_SIZE")
     if local_size is not None and local_size != world_size:
         raise TesseraError(
@@ -114,7 +120,7 @@ def _make_cluster(rank: int, world_size: int) -> tuple[str, str]:
             "`tessera run --nnodes`", "FAILED_PRECONDITION")
     if world_size == 1:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="tessera-"))
-        _own = Cluster(folder, 1)
+        _own = Cluster(folder, 1, gpu)
     else:
         folder = _shared_folder()
         if rank == 0:
@@ -158,7 +164,7 @@ def _die_with_parent() -> None:
 class Cluster:
     """A coordinator and a worker, children of this process, until it ends."""
 
-    def __init__(self, folder: pathlib.Path, ranks: int):
+    def __init__(self, folder: pathlib.Path, ranks: int, gpu: int | None = None):
         self.folder, self.processes = folder, []
         programs = programs_folder()
         for name in ("tessera-coordinator", "tessera-worker", "tessera-executor"):
@@ -174,7 +180,8 @@ class Cluster:
             self._start("worker", [
                 programs / "tessera-worker", "--coordinator", f"unix:{coordinator}", "--worker-id",
                 "local", "--devices", str(ranks), "--keep-memory", "0", "--socket-dir", sockets,
-                "--executor-binary", programs / "tessera-executor"])
+                "--executor-binary", programs / "tessera-executor",
+                *([] if gpu is None else ["--gpu", str(gpu)])])
             self._ready(sockets / "worker.sock")
         except BaseException:
             self.stop()

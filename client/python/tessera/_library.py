@@ -37,7 +37,7 @@ class OpenOptions(_Struct):
     ] + [
         (name, C.c_double) for name in (
             "attach_timeout_seconds", "operation_timeout_seconds", "recover_timeout_seconds")
-    ]
+    ] + [("executor_in_process", C.c_int32), ("reserved", C.c_int32)]
 
 
 class Gradient(C.Structure):
@@ -157,6 +157,7 @@ _VALUES = {
     "rank": (_I, [_P]),
     "world_size": (_I, [_P]),
     "num_units": (_I, [_P]),
+    "gpu": (_I, [_P]),
     "initialized": (_I, [_P]),
     "next_step": (_L, [_P]),
     "num_writes": (_L, [_P]),
@@ -178,6 +179,8 @@ _VALUES = {
     "forward_delete": (None, [_P]),
     "units_in_backward": (_I, [_P]),
     "units_begin_step": (None, [_P]),
+    "units_reads": (_I, [_P, _I]),
+    "units_set_stream": (None, [_P, _P]),
     "units_set_reshard_after_forward": (None, [_P, _I, _I]),
     "units_set_sync": (_I, [_P, _I, _I]),
     "units_set_forward_prefetch": (None, [_P, _I, C.POINTER(C.c_int), C.c_size_t]),

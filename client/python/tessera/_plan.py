@@ -133,9 +133,9 @@ def _check(name: str, parameter: torch.nn.Parameter) -> None:
     if parameter.layout is not torch.strided:
         raise _invalid(f"parameter '{name}' is not a dense tensor: put its module into "
                        "ignored_modules")
-    if parameter.device.type not in ("cpu", "meta"):
-        raise _invalid(f"parameter '{name}' is on {parameter.device}: this package trains on the "
-                       "CPU so far; move the model there first")
+    if parameter.device.type not in ("cpu", "cuda", "meta"):
+        raise _invalid(f"parameter '{name}' is on {parameter.device}: jobs run on CPUs and on "
+                       "NVIDIA's GPUs; move the model there first")
     if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
         raise _invalid(f"parameter '{name}' is not initialised: run the model once before shard()")
 

@@ -32,9 +32,11 @@ class Sharded:
     One thread trains.
     """
 
-    def __init__(self, root, units, config, precision, job, meta_init):
+    def __init__(self, root, units, config, precision, job, meta_init, ignored_modules=(),
+                 executor_in_process=False):
         self.root, self.units, self.precision = root, units, precision
         self._config, self._job, self._meta_init = dict(config), job, meta_init
+        self._ignored, self._executor_in_process = list(ignored_modules), executor_in_process
         self._buffers = _plan.persistent_buffers(root)
         self.session = None
         self.windows = Windows(
@@ -68,7 +70,7 @@ class Sharded:
         """Opens the job, gives it its first values if it has none. Does nothing if attached."""
         if self.attached:
             return
-        self._context = _cluster.context()
+        self._context = _cluster.context(self._gpu_of_model())
         config = dict(self._config)
         config["world_size"] = self._context.world_size
         config.setdefault("optimizer", {"kind": kind, "groups": groups or [{}]})
@@ -76,11 +78,13 @@ class Sharded:
         options = OpenOptions(
             rank=self._context.rank, wait_if_attached=1, job_id=self._job_id().encode(),
             model_json=_plan.model_json(self.units, self._buffers).encode(),
-            config_json=json.dumps(config).encode(), **self._context.addresses())
+            config_json=json.dumps(config).encode(),
+            executor_in_process=self._executor_in_process, **self._context.addresses())
         session = C.c_void_p()
         lib.open(C.byref(options), C.byref(session))
         self.session = session
         try:
+            self._check_device(lib.gpu(session))
             self._keeper = _buffers.Keeper(session, self._buffers)
             lib.install_fault_handler()
             if not lib.initialized(session):
@@ -94,6 +98,24 @@ class Sharded:
             lib.close(session)
             raise
         _attached.add(self)
+
+    def _gpu_of_model(self) -> int | None:
+        devices = {p.device for unit in self.units for p in unit.parameters}
+        if len(devices - {torch.device("meta")}) > 1:
+            raise TesseraError(f"parameters are on {', '.join(sorted(map(str, devices)))}: move the "
+                               "model to one device", "INVALID_ARGUMENT")
+        return next((d.index for d in devices if d.type == "cuda"), None)
+
+    def _check_device(self, gpu: int) -> None:
+        """Errors: FAILED_PRECONDITION  the model is on a GPU, and the rank is not on that one."""
+        wanted = self._gpu_of_model()
+        if wanted is None or wanted == gpu:
+            return
+        where = "in host memory" if gpu < 0 else f"on cuda:{gpu}"
+        raise TesseraError(
+            f"the model is on cuda:{wanted}, and rank {lib.rank(self.session)} of job "
+            f"'{self._job_id()}' is {where}: start its worker with --gpu {wanted}, or move the "
+            "model first", "FAILED_PRECONDITION")
 
     def _job_id(self) -> str:
         return self._job or self._context.job
@@ -161,12 +183,24 @@ class Sharded:
         return _tensors.DTYPES[lib.full_dtype(self.session, unit)]
 
     def _use_memory(self) -> None:
+        gpu = lib.gpu(self.session)
+        if gpu >= 0:
+            self._move_buffers(torch.device("cuda", gpu))
         for unit in self.units:
             dtype = _tensors.DTYPES[lib.compute_dtype(self.session, unit.index)]
             for index, parameter in enumerate(unit.parameters):
                 address = lib.parameter(self.session, unit.index, index)
-                parameter.data = _tensors.at(address, parameter.shape, dtype)
+                parameter.data = _tensors.at(address, parameter.shape, dtype, gpu)
                 parameter.grad = None
+
+    def _move_buffers(self, device: torch.device) -> None:
+        ignored = {id(m) for module in self._ignored for m in module.modules()}
+        for module in self.root.modules():
+            if id(module) in ignored:
+                continue
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[name] = buffer.to(device)
 
     # --- Steps ---
 
@@ -323,7 +357,8 @@ class Sharded:
             del of, elements
             like = unit.parameters[parameter]
             source = _tensors.at(values, like.shape, self._full_dtype(unit.index))
-            found[unit.names[parameter]] = source.clone()
+            on_gpu = like.device.type == "cuda"
+            found[unit.names[parameter]] = source.to(like.device) if on_gpu else source.clone()
 
         callbacks.run(lambda: function(self.session, *arguments, READ(callbacks.wrap(read)), None))
 
@@ -351,6 +386,7 @@ class Sharded:
             target = _tensors.at(memory, of.parameters[parameter].shape, self._full_dtype(unit))
             target.copy_(source.detach())
 
+        self.windows.await_gpu()
         with torch.no_grad():
             callbacks.run(lambda: lib.write_parameters(
                 self.session, numbers, len(units), FILL(callbacks.wrap(fill)), None))
@@ -370,7 +406,7 @@ class Sharded:
             with torch.no_grad():
                 for unit in self.units:
                     for name, parameter in zip(unit.names, unit.parameters):
-                        parameter.data = whole[name]
+                        parameter.data = whole[name].to(parameter.device)
             yield
             if writeback:
                 self.write_parameters({name: parameter.data for unit in self.units
@@ -412,7 +448,8 @@ def take_outside_window() -> str:
 def shard(model: torch.nn.Module, units=None, *, strategy: str = "FULL_SHARD",
           precision: _plan.Precision = _plan.Precision(), job: str | None = None,
           ignored_modules=(), cpu_offload: bool = False, shard_group_size: int = 0,
-          meta_init=None, config: dict | None = None) -> torch.nn.Module:
+          meta_init=None, executor_in_process: bool = False,
+          config: dict | None = None) -> torch.nn.Module:
     """Makes `model` a job's, in place, and returns it. See model.tessera for what it can do then.
 
     units: what is gathered and reduced together: a class or classes of modules, modules, or a
@@ -421,6 +458,8 @@ def shard(model: torch.nn.Module, units=None, *, strategy: str = "FULL_SHARD",
     job: the job's name; None: the launcher's.
     meta_init: sets the parameters of a module that is on the meta device; None: the module's
       reset_parameters().
+    executor_in_process: the rank's executor is a thread of this process instead of a process of the
+      worker. For a GPU without MPS, where kernels of two processes take turns.
     config: further fields of proto/types.proto's JobConfig (docs/reference/config.md).
     Errors: TesseraError INVALID_ARGUMENT, naming the parameter, buffer or argument.
     """
@@ -438,7 +477,8 @@ def shard(model: torch.nn.Module, units=None, *, strategy: str = "FULL_SHARD",
         "compute_dtype": _dtype_name("precision.param", precision.param),
         "reduce_dtype": _dtype_name("precision.reduce", precision.reduce or precision.param),
         "cpu_offload": cpu_offload, "shard_group_size": shard_group_size, **(config or {})}
-    sharded = Sharded(model, made, job_config, precision, job, meta_init)
+    sharded = Sharded(model, made, job_config, precision, job, meta_init, ignored_modules,
+                      executor_in_process)
     object.__setattr__(model, "tessera", sharded)
     return model
 

@@ -41,13 +41,33 @@ def cast_floating(value, dtype: torch.dtype):
     return value
 
 
-def at(address: int, shape, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor over memory at `address`, which must outlive it."""
+_SAME_SIZE = {torch.float32: "<f4", torch.float64: "<f8", torch.bfloat16: "<i2",
+              torch.float16: "<f2"}
+
+
+class _GpuMemory:
+    """What torch.as_tensor takes for memory of a GPU."""
+
+    def __init__(self, address: int, numel: int, dtype: torch.dtype):
+        # numpy's names of types have no bf16.
+        self.__cuda_array_interface__ = {
+            "shape": (numel,), "typestr": _SAME_SIZE[dtype], "data": (address, False),
+            "strides": None, "version": 3}
+
+
+def at(address: int, shape, dtype: torch.dtype, gpu: int = -1) -> torch.Tensor:
+    """A tensor over memory at `address`, which must outlive it; gpu: whose memory, -1: the host's."""
     numel = 1
     for size in shape:
         numel *= size
+    if gpu >= 0:
+        device = torch.device("cuda", gpu)
+        if numel == 0:
+            return torch.empty(shape, dtype=dtype, device=device)
+        flat = torch.as_tensor(_GpuMemory(address, numel, dtype), device=device)
+        return flat.view(dtype).view(shape)
     if numel == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     size_bytes = numel * torch.empty((), dtype=dtype).element_size()
     buffer = (ctypes.c_char * size_bytes).from_address(address)
     return torch.frombuffer(buffer, dtype=dtype).view(shape)
@@ -57,4 +77,4 @@ def to_bytes(tensor: torch.Tensor) -> bytes:
     dense = tensor.detach().contiguous()
     if dense.numel() == 0:
         return b""
-    return bytes(dense.view(-1).view(torch.uint8).numpy())
+    return bytes(dense.view(-1).view(torch.uint8).cpu().numpy())

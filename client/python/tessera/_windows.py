@@ -36,7 +36,7 @@ class GivenGradient(torch.Tensor):
     @classmethod
     def of(cls, parameter):
         with torch.no_grad():
-            one = torch.empty(1, dtype=parameter.dtype)
+            one = torch.empty(1, dtype=parameter.dtype, device=parameter.device)
             return torch.Tensor._make_subclass(cls, one.expand(parameter.shape))
 
 
@@ -60,6 +60,8 @@ class Windows:
         self._units, self._root, self._input_dtype = units, root, input_dtype
         self._attach, self._before_model_forward = attach, before_model_forward
         self._session, self.driver = None, C.c_void_p()
+        self.gpu = -1  # Where parameters and gradients are; -1: in host memory.
+        self._reading: dict[int, list] = {}  # Of a GPU: gradients that it may be reading, by unit.
         self._stack: list = []
         self._forwards = [weakref.WeakSet() for _ in units]
         self._backward = -1  # The id of the one under way.
@@ -78,7 +80,7 @@ class Windows:
         root_unit = 0 if self._units[0].module is self._root else -1
         driver = C.c_void_p()
         lib.units_new(session, modules, root_unit, C.byref(driver))
-        self._session, self.driver = session, driver
+        self._session, self.driver, self.gpu = session, driver, lib.gpu(session)
         for unit in self._units:
             for index, parameter in enumerate(unit.parameters):
                 if parameter.requires_grad:
@@ -105,6 +107,16 @@ class Windows:
         lib.units_delete(self.driver)
         self.driver = C.c_void_p()
 
+    def _tell_stream(self) -> None:
+        if self.gpu >= 0:
+            stream = torch.cuda.current_stream(self.gpu)
+            lib.units_set_stream(self.driver, stream.cuda_stream)
+
+    def await_gpu(self) -> None:
+        """Before parameters are overwritten: what reads them is through."""
+        if self.gpu >= 0:
+            torch.cuda.current_stream(self.gpu).synchronize()
+
     # --- Forward ---
 
     def _pre_forward(self, unit: int):
@@ -115,6 +127,7 @@ class Windows:
             if module is self._root:
                 self._begin_model(module)
             handle = C.c_void_p()
+            self._tell_stream()  # The memory that is opened may be another unit's until then.
             lib.units_begin_forward(self.driver, unit, C.byref(handle))
             forward = _Forward(self, unit, handle)
             self._stack.append((forward, module, sys.exc_info()[1]))
@@ -153,6 +166,7 @@ class Windows:
                 return
             forward.left -= 1
             if forward.left == 0:
+                self._tell_stream()
                 lib.units_end_node(self.driver, forward.handle)
         return after
 
@@ -170,6 +184,7 @@ class Windows:
             if torch.is_grad_enabled() and unit >= 0:
                 self._hook_outputs(forward, output)
             ended = C.c_int()
+            self._tell_stream()
             lib.units_end_forward(self.driver, forward.handle, 0, C.byref(ended))
             if ended.value and not module.training and not torch.is_grad_enabled():
                 lib.end_forward(self._session)
@@ -193,6 +208,7 @@ class Windows:
             if not self.driver:
                 return
             self.begin_backward()
+            self._tell_stream()
             lib.units_begin_node(self.driver, forward.handle)
         return before
 
@@ -224,14 +240,21 @@ class Windows:
     def _end_backward(self) -> None:
         self._backward = -1
         if self.driver:
-            lib.units_end_backward(self.driver, 0)
+            self._tell_stream()
+            try:
+                lib.units_end_backward(self.driver, 0)
+            finally:
+                self._reading.clear()
 
     def end_failed_backward(self) -> None:
         """An exception ended it, so that nobody was told of its end."""
         if self._backward == -1:
             return
         self._backward = -1
-        lib.units_end_backward(self.driver, 1)
+        try:
+            lib.units_end_backward(self.driver, 1)
+        finally:
+            self._reading.clear()
 
     def _before_gradient(self, unit: int, index: int, parameter):
         @private.without_compiling
@@ -248,6 +271,7 @@ class Windows:
             if not self.driver:
                 return
             self.begin_backward()
+            self._tell_stream()
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
                 lib.units_gradient(self.driver, unit, None)
@@ -262,7 +286,11 @@ class Windows:
             gradient = gradient.contiguous()
             told = Gradient(gradient.data_ptr(), gradient.numel(), index,
                             _tensors.CODES[gradient.dtype])
+            if self.gpu >= 0:
+                self._reading.setdefault(unit, []).append(gradient)
             lib.units_gradient(self.driver, unit, C.byref(told))
+            for read in [u for u in self._reading if not lib.units_reads(self.driver, u)]:
+                del self._reading[read]
             marker = self._markers.get(id(parameter))
             if marker is None:
                 marker = self._markers[id(parameter)] = GivenGradient.of(parameter)
@@ -310,4 +338,5 @@ class Windows:
             return  # Detached.
         self.end_failed_backward()
         self._abandon_all()
+        self.await_gpu()
         lib.units_begin_step(self.driver)

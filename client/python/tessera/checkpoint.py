@@ -67,6 +67,7 @@ def load(model, path, *, strict: bool = True, model_only: bool = False) -> dict:
     sharded = _sharded.of(model)
     sharded._require_attached()
     description, own, size = C.c_void_p(), C.c_void_p(), C.c_size_t()
+    sharded.windows.await_gpu()
     lib.load_checkpoint(sharded.session, _path(path), int(strict), int(model_only),
                         C.byref(description), C.byref(own), C.byref(size))
     try:
@@ -108,4 +109,5 @@ def load_model(model, path, *, strict: bool = True) -> dict:
     """Parameters and buffers from safetensors, or a folder that torch's DCP wrote."""
     sharded = _sharded.of(model)
     sharded.attach()
+    sharded.windows.await_gpu()
     return json.loads(lib.text(lib.load_model, sharded.session, _path(path), int(strict)))

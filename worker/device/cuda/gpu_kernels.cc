@@ -53,6 +53,8 @@ absl::StatusOr<std::unique_ptr<GpuKernels>> GpuKernels::Create(CudaDevice* devic
   // Once for all: nothing is allocated while the step runs.
   const int64_t room_bytes = gpu::MeasureRoom(max_count) * int64_t{sizeof(double)};
   ASSIGN_OR_RETURN(Buffer room, device->Allocate(room_bytes));
+  RETURN_IF_ERROR(device->context()->Use());
+  RETURN_IF_ERROR(Launched("(loading all of them)", gpu::LoadKernels()));
   return absl::WrapUnique(new GpuKernels(device, max_count, std::move(room)));
 }
 
