@@ -17,20 +17,22 @@ import time
 from .errors import TesseraError
 
 _WAIT_SECONDS = 60.0
+_WAIT_FOR_RANK_0_SECONDS = 600.0  # It may have more to do before it attaches.
 
 
 @dataclasses.dataclass
 class Context:
     """What this process is in its job."""
 
-    coordinator: str
-    worker: str
+    coordinator: str | None  # None, as the worker: a cluster of its own, which attaching makes.
+    worker: str | None
     job: str
     rank: int
     world_size: int
     local_rank: int
     tls: tuple[str, str, str] | None = None
     insecure: bool = False
+    gpu: int | None = None
 
     def addresses(self) -> dict:
         found = {"coordinator_address": self.coordinator.encode(),
@@ -49,8 +51,12 @@ _own: "Cluster | None" = None
 
 
 def context(gpu: int | None = None) -> Context:
-    """Of init(); calls it where nobody has."""
-    return _context if _context is not None else init(gpu=gpu)
+    """Of init(); calls it where nobody has. gpu: the model's, for a cluster that is made here."""
+    found = _context if _context is not None else init()
+    if found.coordinator is None:
+        found.coordinator, found.worker = _make_cluster(
+            found.rank, found.world_size, gpu if found.gpu is None else found.gpu)
+    return found
 
 
 def _number(name: str) -> int | None:
@@ -74,7 +80,8 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
     `tessera run` sets. With torchrun's variables alone the ranks of one node make a cluster of
     their own; with none of them this process is a job of one rank.
     tls: paths of certificate, key and CA, as PEM.
-    gpu: where this process makes the cluster: the GPU that its rank is on, as CUDA numbers it.
+    gpu: for a cluster of its own: the GPU of its rank, as CUDA numbers it; None: the model's, if it
+      is on one.
     """
     global _context
     if _context is not None:
@@ -94,10 +101,9 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
     if (coordinator is None) != (worker is None):
         raise TesseraError("the addresses of both coordinator and worker are needed, or of neither",
                            "INVALID_ARGUMENT")
-    if coordinator is None:
-        coordinator, worker = _make_cluster(rank, world_size, gpu)
+    _check_one_node(coordinator, world_size)
     _context = Context(coordinator, worker, job or os.environ.get("TESSERA_JOB") or "train", rank,
-                       world_size, rank if local_rank is None else local_rank, tls, insecure)
+                       world_size, rank if local_rank is None else local_rank, tls, insecure, gpu)
     return _context
 
 
@@ -106,18 +112,21 @@ def programs_folder() -> pathlib.Path:
     return pathlib.Path(given) if given else pathlib.Path(__file__).parent / "bin"
 
 
+def _check_one_node(coordinator: str | None, world_size: int) -> None:
+    local_size = _number("LOCAL_WORLD_SIZE")
+    if coordinator is None and local_size is not None and local_size != world_size:
+        raise TesseraError(
+            f"this node has {local_size} of {world_size} ranks: a job over several nodes needs a "
+            "coordinator and workers: start them and set TESSERA_COORDINATOR and TESSERA_WORKER",
+            "FAILED_PRECONDITION")
+
+
 def _make_cluster(rank: int, world_size: int, gpu: int | None) -> tuple[str, str]:
     global _own
     if gpu is not None and world_size > 1:
         raise TesseraError(
             f"{world_size} ranks on GPUs need a coordinator, and a worker for each GPU: start them "
             "and set TESSERA_COORDINATOR and TESSERA_WORKER", "FAILED_PRECONDITION")
-    local_size = _number("LOCAL_WORLD_SIZE")
-    if local_size is not None and local_size != world_size:
-        raise TesseraError(
-            f"this node has {local_size} of {world_size} ranks: a job over several nodes needs a "
-            "coordinator and workers; set TESSERA_COORDINATOR and TESSERA_WORKER, or use "
-            "`tessera run --nnodes`", "FAILED_PRECONDITION")
     if world_size == 1:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="tessera-"))
         _own = Cluster(folder, 1, gpu)
@@ -148,10 +157,10 @@ def _shared_folder() -> pathlib.Path:
 
 
 def _await(path: pathlib.Path, what: str) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
+    deadline = time.monotonic() + _WAIT_FOR_RANK_0_SECONDS
     while not path.exists():
         if time.monotonic() > deadline:
-            raise TesseraError(f"waited {_WAIT_SECONDS:.0f} s for {what} ({path})",
+            raise TesseraError(f"waited {_WAIT_FOR_RANK_0_SECONDS:.0f} s for {what} ({path})",
                                "DEADLINE_EXCEEDED")
         time.sleep(0.02)
 

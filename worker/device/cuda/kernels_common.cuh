@@ -48,7 +48,8 @@ struct Listing {
   static inline const ListedKernel listed{reinterpret_cast<const void*>(kKernel), kThreadsOfBlock};
 };
 
-// At most as many blocks as run at once: each thread takes every so many-th piece of the work.
+// No more blocks than run at once, each thread takes every so many-th piece of the work, and no
+// block has more than one piece more than another.
 // Returns the error of the launch itself; what a kernel does wrong later breaks the context.
 template <auto kKernel, int kThreadsOfBlock = kThreads, typename... Args>
 int Launch(void* stream, int64_t blocks, Args... args) {
@@ -56,7 +57,8 @@ int Launch(void* stream, int64_t blocks, Args... args) {
   int64_t resident = 0;
   const int asked = ResidentBlocks(listed.kernel, listed.threads, &resident);
   if (asked != 0) return asked;
-  const auto grid = static_cast<unsigned>(blocks < resident ? blocks : resident);
+  const int64_t rounds = blocks > resident ? (blocks + resident - 1) / resident : 1;
+  const auto grid = static_cast<unsigned>((blocks + rounds - 1) / rounds);
   kKernel<<<grid, kThreadsOfBlock, 0, static_cast<cudaStream_t>(stream)>>>(args...);
   return static_cast<int>(cudaGetLastError());
 }
