@@ -122,8 +122,7 @@ absl::StatusOr<DType> CheckGradient(const Session& session, int unit,
       return DType::kFp16;
     default:
       return absl::InvalidArgumentError(absl::StrCat("the gradient of '", placed.spec.name,
-                                                     "' is of an unknown dtype, ",
-                                                     gradient.dtype));
+                                                     "' is of an unknown dtype, ", gradient.dtype));
   }
 }
 

@@ -68,8 +68,7 @@ class Host : public SessionUnits {
     gradients_.AfterStream(stream_);
     reading_ = unit;
     for (const Kept& kept : std::exchange(kept_[unit], {})) {
-      RETURN_IF_ERROR(
-          gradients_.Add(unit, kept.parameter, kept.values, kept.elements, kept.dtype));
+      RETURN_IF_ERROR(gradients_.Add(unit, kept.parameter, kept.values, kept.elements, kept.dtype));
     }
     return absl::OkStatus();
   }
