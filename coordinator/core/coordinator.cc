@@ -25,6 +25,7 @@ struct Coordinator::Parts {
         members(&state, &epochs),
         jobs(&state, &epochs, &orphans, &members) {}
 
+  // In the order of use: a part points only to parts above it, which are destroyed after it.
   CoordinatorState state;
   JobSaves saves;
   EpochProtocol epochs;
@@ -46,6 +47,7 @@ absl::StatusOr<Coordinator> Coordinator::Restore(const CoordinatorOptions& optio
                                                  absl::Time now) {
   Coordinator coordinator(options);
   RETURN_IF_ERROR(coordinator.parts_->state.Replay(records));
+  // No worker could report while the coordinator was away.
   coordinator.parts_->members.HeardAll(now);
   return coordinator;
 }
@@ -71,6 +73,7 @@ void Coordinator::TakeOverHeld(absl::Time until, int64_t first_save_number, Effe
   CoordinatorState& state = parts_->state;
   state.TakeOverUntil(until);
   const ClusterRecord& cluster = state.durable().cluster();
+  // Never lower than before: workers may have heard of requests up to the journal's number.
   first_save_number = std::max(first_save_number, cluster.first_save_number);
   state.Put(ClusterRecord{cluster.id, first_save_number, true}, effects);
 }
@@ -210,6 +213,7 @@ absl::Status Coordinator::ReportSave(const Sender& sender, const SaveReport& eve
 
 void Coordinator::Tick(absl::Time now, Effects* effects) {
   CoordinatorState& state = parts_->state;
+  // Observe comes before DeclareLost, so that the coordinator's own pause is nobody's silence.
   state.EndTakeOver(now, parts_->members.Observe(now), effects);
   parts_->members.DeclareLost(now, effects);
   parts_->epochs.FlushSteps(effects);
@@ -219,6 +223,7 @@ void Coordinator::Tick(absl::Time now, Effects* effects) {
   parts_->epochs.CheckPreparing(now);  // Only marks the failures on which AdvanceAll acts.
   parts_->hand_overs.AdvanceHandOvers(now, effects);
   parts_->epochs.AdvanceAll(now, effects);
+  // Last, because AdvanceAll may have placed the ranks of a lost worker elsewhere.
   parts_->members.ForgetLostMembers(effects);
 }
 

@@ -64,6 +64,7 @@ EpochRuntime& CoordinatorState::Runtime(const JobId& id, const Job& job) {
   if (FindRuntime(id, job) == nullptr) {
     EpochRuntime runtime(job.status.epoch, job.status.placements, job.spec, job.committed_step);
     EpochRuntime& last = runtimes_[id];
+    // Until a rank reports in the new epoch, views show what it reported last.
     if (last.epoch < runtime.epoch) runtime.last_seen = std::move(last.last_seen);
     last = std::move(runtime);
   }

@@ -21,6 +21,7 @@ void DeletedJobs::Forget(const JobId& job) {
 std::vector<JobId> DeletedJobs::Surplus() const {
   std::vector<JobId> surplus;
   auto oldest = by_generation_.begin();
+  // Leaves room for the one that is about to be put.
   for (size_t left = by_generation_.size(); left >= capacity_; --left)
     surplus.push_back((oldest++)->second);
   return surplus;

@@ -90,6 +90,7 @@ DurableState::Undo DurableState::UndoOfRequest(const std::string& id) const {
 
 DurableState::Undo DurableState::UndoOf(const StateRecord& record) const {
   const auto of_deleted = [this]() -> Undo {
+    // Cheap, because the set is shared until it changes.
     return [before = deleted_](DurableState* state) { state->deleted_ = before; };
   };
   return std::visit(Overloaded{
@@ -128,10 +129,12 @@ int64_t DurableState::MaxFreeDevices() const {
 
 absl::Status DurableState::CheckConsistent() const {
   for (const auto& [id, job] : jobs_) {
+    // Every record of a job creates it, so only now does a missing spec show.
     if (job.spec == nullptr) {
       return absl::DataLossError(absl::StrCat("job '", id.value(), "' has no spec"));
     }
     const size_t num_placements = job.status.placements.size();
+    // A waiting job may never have been placed.
     const bool needs_ranks = job.status.state != JobState::kWaiting || num_placements > 0;
     if (needs_ranks && num_placements != static_cast<size_t>(job.spec->config.world_size)) {
       return absl::DataLossError(absl::StrCat("job '", id.value(), "' has ", num_placements,

@@ -45,6 +45,7 @@ void EpochProtocol::AdvanceAll(absl::Time now, Effects* effects) {
     if (is_new && (config.world_size > max_free || is_in_vain)) continue;
     const size_t num_changes = effects->records.size();
     Advance(id, now, effects);
+    // The change may have freed devices or taken some, so what was found out before is void.
     if (effects->records.size() != num_changes) {
       max_free = state_->durable().MaxFreeDevices();
       in_vain.clear();
@@ -57,8 +58,10 @@ void EpochProtocol::AdvanceAll(absl::Time now, Effects* effects) {
 void EpochProtocol::Advance(const JobId& id, absl::Time now, Effects* effects) {
   const Job& job = *state_->FindJob(id);
   if (IsOver(job.status.state) || state_->IsBehind(id, job) || state_->takes_over()) return;
+  // First, because a committed step decides whether the job is lost or begins again.
   if (job.status.bound && JobPlacer(state_).MemoryIsGone(id, job)) {
     FlushStep(id, effects);
+    // Without a committed step nothing is lost: the job begins again from its initial values.
     if (job.committed_step > Step(0)) {
       const bool all = WorkersOf(job.status.placements).size() == 1;
       return GiveUp(
@@ -112,8 +115,10 @@ void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, absl::
   EpochFailure failure;
   if (const EpochRuntime* runtime = state_->FindRuntime(id, job); runtime && runtime->failure) {
     failure = *runtime->failure;
+    // A step in between shows that the job can run, so the delay starts again from 0.
     PacerOf(id).Failed(job.committed_step > job.status.resume_step, now);
   }
+  // Before the records below: it uses the answers and placements of the epoch that ends.
   auto placements = JobPlacer(state_).Place(id, job);
   const auto state =
       NextState(job.status.state, placements ? JobEvent::kPlaced : JobEvent::kUnplaceable);
@@ -122,12 +127,15 @@ void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, absl::
   next.state = *state;
   next.epoch = Epoch(job.status.epoch.value() + 1);
   next.resume_step = job.committed_step;
+  // Nothing binds a job whose memory is gone, so it may begin again on any worker.
   next.bound = job.status.bound && !JobPlacer(state_).MemoryIsGone(id, job);
   if (next.bound) next.unconfirmed = JobPlacer(state_).UnconfirmedWorkers(id, job);
   next.placements = job.status.placements;
   if (placements.has_value()) {
     for (size_t rank = 0; rank < placements->size(); ++rank) {
       RankPlacement& place = (*placements)[rank];
+      // Only an unbroken stay keeps `since`: memory from before a rank was elsewhere may belong to
+      // a step that the others never completed.
       const bool stays = next.bound && place == job.status.placements[rank];
       place.since = stays ? job.status.placements[rank].since : next.epoch;
       if (next.bound && !stays) next.unconfirmed.insert(place.worker);
@@ -175,8 +183,10 @@ void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
   const auto state = NextState(next.state, JobEvent::kAllPrepared);
   TESSERA_CHECK(state.has_value());
   next.state = *state;
+  // From now on workers may decide steps and fall silent before they report them (ADR 11).
   next.bound = true;
   next.resume_step = runtime.gather.ResumeStep(job.committed_step);
+  // A decided step was voted for by all ranks and is never undone, so it counts as committed.
   runtime.ledger = StepLedger(job.spec->config.world_size, next.resume_step);
   if (job.IsFrozen() && !job.hand_over->frozen) {
     HandOver begun = *job.hand_over;
@@ -188,6 +198,7 @@ void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
     state_->Put(HandOverRecord{id, std::move(begun)}, effects);
   }
   const std::set<WorkerId> workers = WorkersOf(next.placements);
+  // Before the job runs: then only restarted workers count as empty.
   const std::set<WorkerId> empty =
       job.status.bound ? JobPlacer(state_).EmptyWorkers(id, job) : std::set<WorkerId>();
   next.unconfirmed = empty;
@@ -195,6 +206,7 @@ void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
     if (empty.count(next.placements[rank].worker) > 0)
       next.rebuilt_ranks.insert(static_cast<int32_t>(rank));
   }
+  // Ranks on one worker meet in its memory, which also has the decision.
   if (workers.size() > 1) {
     next.rank_addresses = runtime.gather.rank_addresses();
     next.decision = runtime.gather.decision();
@@ -210,6 +222,7 @@ void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
   state_->Put(JobStepRecord{id, next.resume_step}, effects);
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});
+  // After the record above, because only a running job is told of requests.
   saves_->SendRequest(id, workers, effects);
   effects->changed_jobs.insert(id);
 }
@@ -224,6 +237,7 @@ void EpochProtocol::GiveUp(const JobId& id, const std::string& reason, absl::Tim
   const std::string broken = state_->durable().WhyPlacementBroken(next);
   next.reason = absl::StrCat(reason, broken.empty() ? "" : absl::StrCat(" (", broken, ")"),
                              ": delete the job, and create it again from its last saved model");
+  // The shards that are left are of no use without those that are gone.
   for (const WorkerId& worker : WorkersOf(next.placements)) {
     effects->commands.push_back({worker, DropJob{id, job.generation}});
   }
@@ -238,11 +252,14 @@ void EpochProtocol::GiveUp(const JobId& id, const std::string& reason, absl::Tim
 
 void EpochProtocol::FlushSteps(Effects* effects) {
   for (const auto& [id, runtime] : state_->runtimes()) {
+    // A job that was just deleted keeps its runtime until Accept.
     if (state_->FindJob(id) != nullptr) FlushStep(id, effects);
   }
 }
 
 void EpochProtocol::FlushStep(const JobId& id, Effects* effects) {
+  // Not with each step: a worker tells what it has decided when it prepares an epoch, so a step
+  // that is not journalled yet cannot be lost with the coordinator.
   const Job& job = *state_->FindJob(id);
   const EpochRuntime* runtime = state_->FindRuntime(id, job);
   if (runtime == nullptr || runtime->ledger.committed_step() <= job.committed_step) return;
@@ -263,6 +280,7 @@ RestartPacer& EpochProtocol::PacerOf(const JobId& id) {
 void EpochProtocol::FailEpoch(const JobId& id, EpochFailure failure, absl::Time now,
                               Effects* effects) {
   EpochRuntime& runtime = state_->Runtime(id, *state_->FindJob(id));
+  // Later failures are usually consequences of the first: its peers fail too.
   if (!runtime.failure.has_value()) runtime.failure = std::move(failure);
   Advance(id, now, effects);
 }
@@ -271,6 +289,7 @@ void EpochProtocol::CheckPreparing(absl::Time now) {
   for (const auto& [id, job] : state_->jobs()) {
     if (job.status.state != JobState::kStarting) continue;
     EpochRuntime& runtime = state_->Runtime(id, job);
+    // Not journalled, so that workers get the full time again after the coordinator restarts.
     if (!runtime.preparing_since.has_value()) runtime.preparing_since = now;
     if (runtime.gather.complete() || runtime.failure.has_value() ||
         now - *runtime.preparing_since < state_->options.prepare_timeout) {

@@ -67,6 +67,7 @@ absl::Status HandOverProtocol::OfferHandOver(const HandOverOffer& offer, absl::T
   auto states = std::make_shared<std::vector<std::string>>();
   size_t bytes = 0;
   absl::Duration patience = offer.patience;
+  // The map is sorted, so the states are in the order of the ranks.
   for (const auto& [rank, of_rank] : offers) {
     states->push_back(of_rank.trainer_state);
     bytes += of_rank.trainer_state.size();
@@ -79,6 +80,7 @@ absl::Status HandOverProtocol::OfferHandOver(const HandOverOffer& offer, absl::T
   }
   made.deadline = now + patience;
   made.trainer_states = std::move(states);
+  // Before the epoch opens, so that it is a frozen one.
   state_->Put(HandOverRecord{offer.job, made}, effects);
   epochs_->OpenEpoch(offer.job, absl::StrCat("it is handed over at step ", made.step.value()), now,
                      effects);
@@ -91,6 +93,7 @@ void HandOverProtocol::WithdrawOffer(const HandOverOffer& offer) {
     return;
   auto& offers = state_->Runtime(offer.job, *job).offers;
   const auto it = offers.find(static_cast<int32_t>(offer.rank.value()));
+  // A later attempt of the rank may have replaced the offer of the call that ended.
   if (it != offers.end() && it->second.call == offer.call) offers.erase(it);
 }
 
@@ -141,9 +144,11 @@ absl::Status HandOverProtocol::TakeOverJob(const TakeOver& event, absl::Time now
       (hand_over.taker != event.taker || hand_over.taker_generation != event.taker_generation)) {
     return refuse(absl::StrCat("job '", hand_over.taker.value(), "' takes it over already"));
   }
+  // A repeated report gets the answer of the first.
   if (hand_over.phase == HandOverPhase::kDone || (is_takers && !event.finish))
     return absl::OkStatus();
   if (event.finish && !is_takers) return refuse("no job has accepted it");
+  // Until its frozen epoch has begun, workers of the old job may still decide a step.
   if (!hand_over.frozen)
     return absl::AbortedError(absl::StrCat(What(event.job), ": its epoch has not begun"));
   const Job* taker = state_->FindJob(event.taker);
@@ -161,6 +166,7 @@ absl::Status HandOverProtocol::TakeOverJob(const TakeOver& event, absl::Time now
     FinishHandOver(event.job, now, effects);
     return absl::OkStatus();
   }
+  // From this record on only the taker can decide the next step.
   HandOver accepted = Moved(hand_over, HandOverStep::kAccept);
   accepted.taker = event.taker;
   accepted.taker_generation = event.taker_generation;
@@ -178,6 +184,7 @@ void HandOverProtocol::FinishHandOver(const JobId& id, absl::Time now, Effects* 
   next.state = *state;
   next.reason =
       absl::StrCat("job '", done.taker.value(), "' has taken it over at step ", done.step.value());
+  // Not earlier: until all ranks of the taker had the values, this memory was the only copy.
   for (const WorkerId& worker : WorkersOf(next.placements))
     effects->commands.push_back({worker, DropJob{id, job.generation}});
   saves_->EndPendingSaves(id, absl::FailedPreconditionError(next.reason), now, effects);
@@ -188,6 +195,7 @@ void HandOverProtocol::FinishHandOver(const JobId& id, absl::Time now, Effects* 
 }
 
 void HandOverProtocol::AdvanceHandOvers(absl::Time now, Effects* effects) {
+  // The taker may be one of the jobs that workers have yet to describe.
   if (state_->takes_over()) return;
   std::vector<JobId> frozen;
   for (const auto& [id, job] : state_->jobs()) {

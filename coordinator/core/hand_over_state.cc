@@ -24,12 +24,14 @@ std::optional<HandOverPhase> NextPhase(HandOverPhase phase, HandOverStep step) {
       if (phase == HandOverPhase::kOffered) return HandOverPhase::kAccepted;
       return std::nullopt;
     case HandOverStep::kTakerGone:
+      // The taker has not reported the values, so the old job's memory is still there.
       if (phase == HandOverPhase::kAccepted) return HandOverPhase::kOffered;
       return std::nullopt;
     case HandOverStep::kFinish:
       if (phase == HandOverPhase::kAccepted) return HandOverPhase::kDone;
       return std::nullopt;
     case HandOverStep::kCancel:
+      // Once a taker has accepted, it may have decided steps, and nothing can take these back.
       if (phase == HandOverPhase::kOffered) return HandOverPhase::kCancelled;
       return std::nullopt;
   }

@@ -33,6 +33,7 @@ absl::Status CheckNotOver(const JobId& id, const JobStatus& status) {
 
 std::optional<JobState> NextState(JobState state, JobEvent event) {
   if (state == JobState::kDeleted) return std::nullopt;
+  // No worker has shards of a job that is over, so it cannot be placed again.
   if (IsOver(state) && event != JobEvent::kDeleted) return std::nullopt;
   switch (event) {
     case JobEvent::kPlaced:

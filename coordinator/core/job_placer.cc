@@ -24,8 +24,10 @@ PlacementRequest JobPlacer::RequestFor(const JobId& id, const Job& job) const {
   request.processor_memory = job.spec->processor_memory;
   request.gpu_host_memory = job.spec->gpu_host_memory;
   request.claimed = state_.durable().ClaimedByOthers(id);
+  // An orphan will continue on its devices, so they are reserved for it.
   for (const auto& [key, holders] : state_.orphans.all()) {
     const HeldJob* held = key.first == id ? nullptr : Orphans::Latest(holders);
+    // ClaimedByOthers has the devices of known jobs already.
     if (held == nullptr || state_.FindJob(key.first) != nullptr) continue;
     std::vector<DeviceId> places;
     for (const HeldJob::Place& place : held->places)
@@ -45,6 +47,7 @@ std::optional<std::vector<RankPlacement>> JobPlacer::Place(const JobId& id, cons
     return AssignRanks(state_.members(), request);
   }
   const std::set<WorkerId> live = LiveWorkers(id, job), workers = WorkersOf(job.status.placements);
+  // All shards are where they were, so the ranks stay.
   if (live.size() == workers.size()) return job.status.placements;
   if (live.empty() || !EachWorkerHasAll(*job.spec, job.status.placements)) return std::nullopt;
   // If all live workers may be empty, a silent one may hold the only copy: wait for it.
@@ -53,6 +56,7 @@ std::optional<std::vector<RankPlacement>> JobPlacer::Place(const JobId& id, cons
   const EpochRuntime* runtime = state_.FindRuntime(id, job);
   bool live_holds = false, silent_may_hold = false;
   for (const WorkerId& worker : workers) {
+    // It said that it holds nothing before it fell silent, so it is not worth waiting for.
     const bool has_said_no = runtime != nullptr && job.status.state != JobState::kRunning &&
                              runtime->gather.empty_workers().count(worker) > 0;
     if (live.count(worker) > 0) {
@@ -87,6 +91,7 @@ std::set<WorkerId> JobPlacer::UnconfirmedWorkers(const JobId& id, const Job& job
     return step > job.status.resume_step ? std::set<WorkerId>() : unconfirmed;
   }
   if (runtime == nullptr) return unconfirmed;
+  // Answers about this epoch are newer than what the journal says.
   for (const WorkerId& worker : WorkersOf(job.status.placements)) {
     if (!runtime->gather.HasAnswered(worker)) continue;
     if (runtime->gather.empty_workers().count(worker) > 0) {

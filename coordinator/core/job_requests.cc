@@ -50,6 +50,7 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
                    FindReplay(event.request_id, RequestKind::kCreateJob, event.job));
   const Job* job = state_->FindJob(event.job);
   if (job != nullptr) {
+    // First, because the comparison's error tells what the other owner's job has.
     RETURN_IF_ERROR(CheckOwner(event, job->owner));
     RETURN_IF_ERROR(Annotate(CompareJobSpecs(*job->spec, *event.spec),
                              absl::StrCat("job '", event.job.value(), "' exists")));
@@ -67,6 +68,7 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
         "the journal is new, or an older copy: the coordinator first takes over what the workers "
         "of its cluster hold");
   }
+  // A late retry must not create again what was deleted since.
   if (replay != nullptr) {
     return absl::NotFoundError(absl::StrCat("job '", event.job.value(),
                                             "' was created by this request and deleted since"));
@@ -83,6 +85,7 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
       JobSpecRecord{event.job, event.spec, Generation(sequence), event.owner, event.attach_key},
       effects);
   state_->Put(JobStatusRecord{event.job, status}, effects);
+  // Before the reply is made, so that it shows the placement.
   epochs_->Advance(event.job, now, effects);
   JobView view = ViewJob(*state_, event.job, *state_->FindJob(event.job));
   RememberRequest(event.request_id, {RequestKind::kCreateJob, event.job, view.status, sequence},
@@ -148,6 +151,7 @@ absl::Status JobRequests::DeleteOrphan(const DeleteJobEvent& event, absl::Time n
       effects->commands.push_back({worker, DropJob{event.job, orphan->generation}});
     RememberDeleted(event.job, orphan->generation, effects);
   }
+  // The orphan may also have rows in the journal that cannot be read.
   state_->Put(JobGoneRecord{event.job}, effects);
   JobStatus last = orphan->status;
   last.state = JobState::kDeleted;

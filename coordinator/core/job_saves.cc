@@ -82,8 +82,10 @@ absl::StatusOr<std::vector<SaveView>> JobSaves::ListSaves(const JobId& job) cons
 void JobSaves::SendRequest(const JobId& id, const std::set<WorkerId>& workers,
                            Effects* effects) const {
   const Job& job = *state_->FindJob(id);
+  // Workers have heard of no request of a job that never had a save.
   if (job.save_log == nullptr || job.status.state != JobState::kRunning) return;
   WantSave want{id, job.generation, 0, {}, false};
+  // Number 0 withdraws the request that workers may have heard of.
   if (const Save* head = job.saves().Head(); head != nullptr) {
     want.number = head->number;
     want.spec = head->spec;
@@ -96,6 +98,7 @@ absl::StatusOr<SaveView> JobSaves::RequestSave(const RequestSaveEvent& event, ab
                                                Effects* effects) {
   const Job* job = state_->FindJob(event.job);
   if (job == nullptr) return NoSuchJob(event.job);
+  // A retry is answered even if the job is over by now.
   if (const Save* known = job->saves().FindRequest(event.request_id); known != nullptr) {
     if (known->spec == event.spec) return ViewSave(event.job, *job, *known);
     return absl::AlreadyExistsError(absl::StrCat("request id '", event.request_id,
@@ -144,6 +147,7 @@ void JobSaves::EndSave(const JobId& id, Save save, const absl::Status& outcome, 
                        Effects* effects) {
   const Job& job = *state_->FindJob(id);
   const bool was_head = job.saves().Head() != nullptr && job.saves().Head()->number == save.number;
+  // Before the save ends, because Surplus leaves room for one more.
   for (const int64_t number : job.saves().Surplus())
     state_->Put(SaveGoneRecord{id, number}, effects);
   save.state = SaveState::kEnded;
@@ -156,6 +160,7 @@ void JobSaves::EndSave(const JobId& id, Save save, const absl::Status& outcome, 
     for (Save& other : job.saves().Outdated(save, {}))
       state_->Put(SaveRecord{id, std::move(other)}, effects);
   }
+  // Only one request of a job is active at a time, so the next one is announced now.
   if (was_head) SendRequest(id, WorkersOf(job.status.placements), effects);
   effects->changed_jobs.insert(id);
 }
@@ -169,7 +174,9 @@ absl::Status JobSaves::ReportSave(const Sender& sender, const SaveReport& event,
       placements[event.rank.value()].worker != sender.worker) {
     return absl::OkStatus();  // The worker does not hold this rank any more.
   }
+  // An end also counts if its epoch is over, because the checkpoint may have been published.
   if (event.phase == SaveReport::Phase::kEnded) {
+    // Kept until it is journalled: the worker repeats it only when it connects again.
     if (heard_saves_.size() < kMaxHeardSaves) heard_saves_.push_back(event);
     NoteHeardSaves(now, effects);
     return absl::OkStatus();
@@ -179,6 +186,7 @@ absl::Status JobSaves::ReportSave(const Sender& sender, const SaveReport& event,
   state_->Runtime(event.job, *job).saving[event.rank.value()] = {event.number, event.written_bytes,
                                                                  event.all_bytes};
   const Save* head = job->saves().Head();
+  // The first rank that begins moves the request on. The others change nothing.
   if (head == nullptr || head->number != event.number || head->state != SaveState::kWaiting)
     return absl::OkStatus();
   Save save = *head;
@@ -228,6 +236,7 @@ void JobSaves::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* ef
     save.took = report.took;
     save.size_bytes = report.size_bytes;
     EndSave(report.job, std::move(save), report.outcome, now, effects);
+    // EndSave may have copied the log, so the old pointer is void.
     known = job->saves().FindReported(report.epoch, report.ordinal);
   }
   if (report.removed.empty()) return;
@@ -259,12 +268,14 @@ void JobSaves::EndSaveTry(const JobId& id, const std::string& reason, absl::Time
 
 void JobSaves::EndPendingSaves(const JobId& id, const absl::Status& outcome, absl::Time now,
                                Effects* effects) {
+  // A copy, because EndSave removes from the set.
   const std::set<int64_t> pending = state_->FindJob(id)->saves().pending();
   for (const int64_t number : pending)
     EndSave(id, *state_->FindJob(id)->saves().Find(number), outcome, now, effects);
 }
 
 void JobSaves::WithdrawExpiredSaves(absl::Time now, Effects* effects) {
+  // Collected first, because EndSave changes the sets that are iterated.
   std::vector<std::pair<JobId, int64_t>> expired;
   for (const auto& [id, job] : state_->jobs()) {
     for (const int64_t number : job.saves().pending()) {

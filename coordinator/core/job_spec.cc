@@ -77,6 +77,7 @@ absl::Status SetMemoryNeeds(JobSpec* spec) {
   RETURN_IF_ERROR(ValidateJobConfig(spec->config, spec->model));
   ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(spec->model, spec->config));
   ASSIGN_OR_RETURN(const JobMemory memory, JobMemory::Create(layout, spec->config));
+  // Which of the two counts depends on the worker that gets the ranks, so both are kept.
   spec->processor_memory = memory.host_memory(/*parameters_on_host=*/true, /*state_on_host=*/true);
   spec->gpu_host_memory =
       memory.host_memory(/*parameters_on_host=*/false, spec->config.cpu_offload);
@@ -110,9 +111,11 @@ bool EachWorkerHasAll(const JobSpec& spec, const std::vector<RankPlacement>& pla
   std::set<WorkerId> workers;
   for (size_t rank = 0; rank < placements.size(); ++rank) {
     const size_t first = rank - rank % group_size;
+    // Groups that share a worker are lost together, so none of them replaces the other.
     if (rank == first && !workers.insert(placements[rank].worker).second) return false;
     if (!(placements[rank].worker == placements[first].worker)) return false;
   }
+  // A unit that is not hybrid has shards that only one worker holds.
   return std::all_of(spec.model.units.begin(), spec.model.units.end(), [&](const UnitSpec& unit) {
     return IsHybrid(unit.strategy.value_or(config.strategy));
   });
@@ -128,6 +131,7 @@ absl::Status CompareJobSpecs(const JobSpec& a, const JobSpec& b) {
   RETURN_IF_ERROR(CompareModels(a.model, name_a, b.model, name_b));
   const auto fields_a = ConfigFields(a.config);
   const auto fields_b = ConfigFields(b.config);
+  // The number of groups is a field too, so lists of different lengths differ before the end.
   for (size_t i = 0; i < fields_a.size() && i < fields_b.size(); ++i) {
     if (fields_a[i] == fields_b[i]) continue;
     // Both may come from the same rank, if a later trainer has other settings.

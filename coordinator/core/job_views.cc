@@ -9,6 +9,7 @@
 namespace tessera::coordinator {
 
 std::string StateReason(const CoordinatorState& state, const JobId& id, const Job& job) {
+  // First, because the job stands still until its workers' epoch is taken over.
   if (state.IsBehind(id, job)) {
     return absl::StrCat("the journal has an older epoch of it than its workers: ",
                         Orphans::DescribeHolders(*state.orphans.Find({id, job.generation})));

@@ -25,6 +25,7 @@ absl::Status MemberRegistry::CheckRegister(const WorkerId& worker, const Member&
   }
   if (absl::Status status = CheckKey(worker, member.incarnation, member.key); !status.ok())
     return status;
+  // Ranks may already be placed on the devices that this life had at first.
   if (known->num_devices != member.num_devices) {
     return absl::InvalidArgumentError(absl::StrCat(
         "worker '", worker.value(), "': incarnation ", member.incarnation.value(),
@@ -45,6 +46,7 @@ absl::Status MemberRegistry::CheckCurrent(const WorkerId& worker, Incarnation in
 
 Incarnation MemberRegistry::IncarnationOf(const WorkerId& worker, const std::string& key) const {
   const Member* known = Find(worker);
+  // Lives are counted here, because a worker's clock may be set back.
   if (known == nullptr) return Incarnation(1);
   return IsSameSecret(known->key, key) ? known->incarnation
                                        : Incarnation(known->incarnation.value() + 1);

@@ -27,16 +27,20 @@ absl::Status Membership::RegisterWorker(const WorkerId& worker, const Member& me
     return absl::ResourceExhaustedError(
         absl::StrCat("there are ", state_->options.max_workers, " workers already"));
   }
+  // Nothing is journalled yet, because the new life may never open a stream.
   if (known != nullptr && known->incarnation < member.incarnation) {
     RETURN_IF_ERROR(CheckMayFollow(worker));
     RETURN_IF_ERROR(CheckKey(worker, member.incarnation, member.key));
     std::map<Incarnation, Member>& arrivals = arrivals_[worker];
+    // Lives up to the current one cannot begin any more.
     arrivals.erase(arrivals.begin(), arrivals.upper_bound(known->incarnation));
     arrivals[member.incarnation] = member;
+    // Each new key adds a life, so a worker that keeps restarting would add them without end.
     if (arrivals.size() > kMaxArrivals) arrivals.erase(arrivals.begin());
     return absl::OkStatus();
   }
   liveness_.Heard(worker, now);
+  // A worker that repeats its registration costs no write to the journal.
   if (known != nullptr && known->address == member.address &&
       known->data_host == member.data_host && known->max_ranks_of_job == member.max_ranks_of_job &&
       known->device == member.device && known->memory_bytes == member.memory_bytes &&
@@ -73,6 +77,7 @@ Incarnation Membership::IncarnationOf(const WorkerId& worker, const std::string&
   if (known == nullptr || known->incarnation == next || arrivals == arrivals_.end()) return next;
   Incarnation last = known->incarnation;
   for (const auto& [incarnation, member] : arrivals->second) {
+    // A repeated registration gets the incarnation that its key got before.
     if (incarnation > known->incarnation && IsSameSecret(member.key, key)) return incarnation;
     last = std::max(last, incarnation);
   }
@@ -102,6 +107,7 @@ absl::Status Membership::Hear(const Sender& sender, absl::Time now, Effects* eff
   liveness_.Heard(sender.worker, now);
   const Member* member = state_->members().Find(sender.worker);
   if (!member->lost) return absl::OkStatus();
+  // The incarnation is the same, so the worker was only silent and still has its memory.
   Member back = *member;
   back.lost = false;
   state_->Put(MemberRecord{sender.worker, std::move(back)}, effects);
@@ -115,6 +121,7 @@ absl::Status Membership::Connect(const Sender& sender, absl::Time now, Effects* 
     BeginLife(sender.worker, *arrival, now, effects);
   }
   RETURN_IF_ERROR(Hear(sender, now, effects));
+  // After BeginLife, which marks the worker as away.
   away_.erase(sender.worker);
   return absl::OkStatus();
 }
@@ -131,6 +138,7 @@ void Membership::DeclareLost(absl::Time now, Effects* effects) {
     } else if (!member->lost) {
       Member lost = *member;
       lost.lost = true;
+      // Nothing can be taken over from a lost worker. If it returns, it lists its jobs again.
       state_->orphans.Forget(worker);
       state_->Put(MemberRecord{worker, std::move(lost)}, effects);
     }

@@ -93,7 +93,9 @@ OrderVerdict OrderValidator::DoAnnounce(Rank rank, const OrderPosition& position
     }
     return verdict;
   }
+  // All ranks agreed on this position in this very pass, so this cannot be a new order.
   if (recorded != nullptr && recorded->at.InPassOf(position) && recorded->entry != entry) {
+    // The other ranks all agreed, so any one of them can be named.
     const Rank other(rank.value() == 0 && world_size_ > 1 ? 1 : 0);
     return Mismatch(position, rank, absl::StrCat("is about to ", DescribeEntry(entry, *spec_)),
                     other,
@@ -110,6 +112,7 @@ OrderVerdict OrderValidator::DoAnnounce(Rank rank, const OrderPosition& position
                     absl::StrCat("is about to ", DescribeEntry(entry, *spec_)));
   }
   if (static_cast<int64_t>(announced.size()) == world_size_) return Agree(position);
+  // A rank that followed its record past this position will never announce it.
   if (is_new) {
     for (int64_t other = 0; other < world_size_; ++other) {
       OrderVerdict verdict = CheckPassed(Rank(other), position);

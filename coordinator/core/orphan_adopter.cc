@@ -24,6 +24,7 @@ absl::Status OrphanAdopter::ReportHeld(const Sender& sender, const HeldJob& even
         absl::StrCat("job '", event.job.value(), "' is held with ", event.places.size(),
                      " placements; its world size is ", event.spec->config.world_size));
   }
+  // A worker's report is untrusted: no epoch could begin with two ranks on one device.
   std::set<DeviceId> devices;
   for (const HeldJob::Place& place : event.places) {
     if (devices.emplace(place.worker, place.device).second) continue;
@@ -32,6 +33,7 @@ absl::Status OrphanAdopter::ReportHeld(const Sender& sender, const HeldJob& even
                      place.device, " of worker '", place.worker.value(), "'"));
   }
   const Job* known = state_->FindJob(event.job);
+  // The journal decides what the job is. A report adds only how far it has come.
   if (known != nullptr && known->generation == event.generation)
     RETURN_IF_ERROR(CompareJobSpecs(*known->spec, *event.spec));
   state_->orphans.Describe(sender.worker, event);
@@ -48,6 +50,7 @@ std::optional<std::vector<RankPlacement>> OrphanAdopter::PlacesOf(const HeldJob&
     *why_not = Orphans::DescribeHolders(holders);
     return std::nullopt;
   }
+  // While the job was unknown, its devices may have been given to another one.
   const std::set<DeviceId> claimed = state_->durable().ClaimedByOthers(held.job).devices;
   std::vector<RankPlacement> places;
   for (const HeldJob::Place& place : held.places) {
@@ -72,6 +75,7 @@ void OrphanAdopter::Adopt(const Orphans::Key& key, absl::Time now, Effects* effe
   const Orphans::Holders* holders = state_->orphans.Find(key);
   const HeldJob* held = holders == nullptr ? nullptr : Orphans::Latest(*holders);
   const Job* known = state_->FindJob(id);
+  // A deleted generation is never taken over, even if its worker still holds it.
   if (held == nullptr || generation <= state_->durable().deleted().Newest(id)) return;
   if (known != nullptr && (known->generation != generation || !state_->IsBehind(id, *known)))
     return;
@@ -97,26 +101,31 @@ void OrphanAdopter::Adopt(const Orphans::Key& key, absl::Time now, Effects* effe
     state_->ReplaceUnreadable(id);
     state_->Put(JobGoneRecord{id}, effects);
   }
+  // A job that is only behind keeps the spec and the owner that the journal has.
   if (known == nullptr)
     state_->Put(
         JobSpecRecord{id, held->spec, generation, Orphans::OwnerOf(*holders), held->attach_key},
         effects);
   state_->Put(JobStatusRecord{id, std::move(status)}, effects);
   state_->Put(JobStepRecord{id, decided}, effects);
+  // The orphan is not a record, so Rollback alone would not bring it back.
   state_->OnRollback([state = state_, key = key, known_by = *holders] {
     state->orphans.PutBack(key, known_by);  // The next heartbeat tries again.
   });
   state_->orphans.Forget(key);
   effects->changed_jobs.insert(id);
+  // After Forget, because no epoch begins while orphans are ahead of the job.
   epochs_->Advance(id, now, effects);
 }
 
 std::optional<JobView> OrphanAdopter::ViewOrphan(const JobId& id) const {
   const auto unreadable = state_->unreadable().find(id);
   std::optional<Orphans::Key> key = state_->orphans.Newest(id);
+  // A deleted job only waits for its worker to drop it, so it is not shown.
   if (key.has_value() && key->second <= state_->durable().deleted().Newest(id)) key.reset();
   const Orphans::Holders* holders = key.has_value() ? state_->orphans.Find(*key) : nullptr;
   if (holders == nullptr && unreadable == state_->unreadable().end()) return std::nullopt;
+  // An empty spec instead of null: code that shows a job need not check for it.
   static const JobSpecPtr* const kNone = new JobSpecPtr(std::make_shared<JobSpec>());
   JobView view;
   view.id = id;

@@ -25,6 +25,7 @@ Orphans::Holder::Holder(const JobProgress& progress)
 
 bool Orphans::Hear(const WorkerId& worker, const JobProgress& progress) {
   const Key key(progress.job, progress.generation);
+  // Workers may list any jobs, so their number is bounded. The next heartbeat tries again.
   if (orphans_.count(key) == 0 && orphans_.size() >= capacity_) return false;
   const auto [holder, is_new] = orphans_[key].try_emplace(worker, Holder(progress));
   Holder now(progress);
@@ -39,12 +40,15 @@ void Orphans::Describe(const WorkerId& worker, HeldJob held) {
   if (orphan == orphans_.end()) return;
   const auto holder = orphan->second.find(worker);
   if (holder == orphan->second.end()) return;
+  // The description may be newer than the last heartbeat. Without this, the next heartbeat would
+  // void it.
   holder->second.epoch = held.epoch;
   holder->second.described = std::move(held);
 }
 
 void Orphans::Listed(const WorkerId& worker, const std::set<Key>& keys) {
   for (auto it = orphans_.begin(); it != orphans_.end();) {
+    // The worker has dropped the job, so it is not waited for any more.
     if (keys.count(it->first) == 0) it->second.erase(worker);
     it = it->second.empty() ? orphans_.erase(it) : std::next(it);
   }
@@ -59,6 +63,7 @@ std::optional<Orphans::Key> Orphans::Newest(const JobId& job) const {
   std::optional<Key> newest;
   for (auto it = orphans_.lower_bound({job, Generation(0)});
        it != orphans_.end() && it->first.first == job; ++it) {
+    // Keys are sorted by job, then by generation.
     newest = it->first;
   }
   return newest;
@@ -81,6 +86,7 @@ std::string Orphans::OwnerOf(const Holders& holders) {
   std::optional<std::string> owner;
   for (const auto& [worker, holder] : holders) {
     if (!holder.described.has_value()) continue;
+    // A guess could give one owner's job to another, so then only operators may change it.
     if (owner.has_value() && *owner != holder.described->owner) return "";
     owner = holder.described->owner;
   }
@@ -91,6 +97,7 @@ std::set<WorkerId> Orphans::Missing(const Holders& holders) {
   std::set<WorkerId> missing;
   const HeldJob* latest = Latest(holders);
   if (latest == nullptr) return missing;
+  // Each of these has ranks of the latest epoch, which could not begin without their shards.
   for (const HeldJob::Place& place : latest->places) {
     const auto holder = holders.find(place.worker);
     if (holder == holders.end() || !holder->second.described.has_value())

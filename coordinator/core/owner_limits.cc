@@ -46,6 +46,7 @@ absl::Status OwnerLimits::Create(const CoordinatorOptions& options,
                                 ", and together they may take ", options.max_model_bytes,
                                 " (--max-model-bytes)"));
   }
+  // Jobs that were deleted meanwhile count too: each was written to the disk.
   while (!created_.empty() && now - created_.front().at >= absl::Minutes(1)) created_.pop_front();
   int64_t lately_bytes = 0;
   for (const Created& created : created_)

@@ -25,6 +25,7 @@ const HostMemory& NeedOn(const Member& member, const PlacementRequest& request) 
 int64_t RanksThatFit(const WorkerId& worker, const Member& member,
                      const PlacementRequest& request) {
   const HostMemory& need = NeedOn(member, request);
+  // No limit here: the worker itself refuses what it cannot hold.
   if (member.memory_bytes == 0 || need.rank_bytes <= 0) return INT64_MAX;
   return std::max<int64_t>(FreeBytes(worker, member, request) - need.shared_bytes, 0) /
          need.rank_bytes;
@@ -99,6 +100,7 @@ FreeDevices OnOneWorker(FreeDevices free, const PlacementRequest& request) {
   const WorkerId* best = nullptr;
   for (const auto& [worker, devices] : free) {
     if (static_cast<int64_t>(devices.size()) < request.world_size) continue;
+    // All ranks of such a job were on one worker, so the first stands for all.
     const bool held = !request.previous.empty() && request.previous[0].worker == worker;
     if (held || best == nullptr || devices.size() < free.at(*best).size()) best = &worker;
     if (held) break;
@@ -122,6 +124,7 @@ std::vector<RankPlacement> AcrossWorkers(const FreeDevices& free, const MemberRe
                                          int32_t world_size) {
   std::vector<const FreeDevices::value_type*> workers;
   for (const auto& worker : free) workers.push_back(&worker);
+  // Stable, so that workers with as many devices stay in the order of their ids.
   std::stable_sort(workers.begin(), workers.end(), [](const auto* a, const auto* b) {
     return a->second.size() > b->second.size();
   });
@@ -151,6 +154,7 @@ std::vector<WorkerId> WithRoomForAGroup(const FreeDevices& free, const Placement
   for (const auto& [worker, devices] : free) {
     if (devices.size() >= static_cast<size_t>(request.ranks_per_worker)) workers.push_back(worker);
   }
+  // The fullest workers first, which leaves the next job the most devices together.
   std::stable_sort(workers.begin(), workers.end(), [&](const WorkerId& a, const WorkerId& b) {
     return free.at(a).size() < free.at(b).size();
   });
@@ -207,12 +211,14 @@ std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& memb
                                                       const PlacementRequest& request) {
   FreeDevices free = FindFree(members, request);
   if (request.rule == PlacementRule::kOneWorkerFirst) {
+    // Several groups never share a worker: each worker has all shards (ADR 16).
     if (!WantsGroups(request)) {
       PlacementRequest on_one = request;
       on_one.rule = PlacementRule::kOneWorker;
       if (auto placements = AssignRanks(members, on_one)) return placements;
       if (request.ranks_per_worker > 0) return std::nullopt;
     }
+    // From here on ranks are on several workers and must be able to connect.
     free = ThatReachOthers(std::move(free), members);
     if (CountFree(free) < request.world_size) return std::nullopt;
     if (request.previous.size() == static_cast<size_t>(request.world_size) &&
@@ -234,6 +240,7 @@ std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& memb
     devices->second.erase(device);
     if (devices->second.empty()) free.erase(devices);
   };
+  // First all ranks that can stay, so that no other rank takes their devices.
   for (size_t rank = 0; rank < request.previous.size() && rank < placements.size(); ++rank) {
     const RankPlacement& was = request.previous[rank];
     auto devices = free.find(was.worker);
@@ -253,6 +260,7 @@ std::optional<std::vector<RankPlacement>> ReplaceGroups(const MemberRegistry& me
                                                         const PlacementRequest& request,
                                                         const std::set<WorkerId>& kept) {
   FreeDevices free = ThatReachOthers(FindFree(members, request), members);
+  // A worker with one group of the job gets no second one, because it would lose both at once.
   for (const WorkerId& worker : kept) free.erase(worker);
   std::vector<WorkerId> others = WithRoomForAGroup(free, request);
   const auto take = [&](std::vector<WorkerId>::iterator worker) {
@@ -268,6 +276,7 @@ std::optional<std::vector<RankPlacement>> ReplaceGroups(const MemberRegistry& me
     for (size_t rank = first; rank < first + group_size; ++rank, ++device)
       placements[rank] = {worker, *device, members.Find(worker)->incarnation};
   };
+  // First the groups that can return, so that no homeless group takes their workers.
   for (size_t first = 0; first < placements.size(); first += group_size) {
     const WorkerId& was = request.previous[first].worker;
     if (kept.count(was) > 0) continue;

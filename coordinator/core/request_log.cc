@@ -11,6 +11,7 @@ const Request* RequestLog::Find(const std::string& request_id) const {
 }
 
 void RequestLog::Put(const std::string& request_id, Request request) {
+  // A request of this id may have another sequence, which by_sequence_ would keep.
   Forget(request_id);
   by_sequence_[request.sequence] = request_id;
   requests_[request_id] = std::move(request);
@@ -30,6 +31,7 @@ int64_t RequestLog::NextSequence(int64_t at_least) const {
 
 std::vector<std::string> RequestLog::Surplus() const {
   std::vector<std::string> surplus;
+  // One more than the capacity allows, because another request is about to be put.
   int64_t excess = static_cast<int64_t>(requests_.size()) + 1 - capacity_;
   for (auto it = by_sequence_.begin(); it != by_sequence_.end() && excess > 0; ++it, --excess) {
     surplus.push_back(it->second);

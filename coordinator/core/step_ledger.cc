@@ -13,6 +13,7 @@ std::optional<StepLedger::HashMismatch> StepLedger::Report(Rank rank, Step step,
   }
   if (static_cast<int64_t>(hashes.size()) == world_size_) {
     committed_step_ = step;
+    // A rank that has finished this step has also finished all earlier ones.
     open_.erase(open_.begin(), open_.upper_bound(step));
   } else if (open_.size() > kMaxOpenSteps) {
     open_.erase(open_.begin());

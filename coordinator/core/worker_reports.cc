@@ -84,6 +84,7 @@ absl::Status WorkerReports::Heartbeat(const Sender& sender, const std::vector<Jo
       orphans_->HearOfHeldJob(sender, progress, now, effects);
       continue;
     }
+    // It missed the command to drop the job, for example because it was disconnected.
     if (was_deleted || !HasRankOn(*known, sender.worker)) {
       effects->commands.push_back({sender.worker, DropJob{progress.job, progress.generation}});
       continue;
@@ -135,6 +136,7 @@ absl::Status WorkerReports::Announce(const Sender& sender, const OrderAnnounceme
                                                    event.entry.unit.value(), "; it has ",
                                                    num_units));
   }
+  // The record grows to this position, so a worker must not choose it freely.
   if (event.position.sequence < 0 || event.position.sequence >= kMaxSequence) {
     return absl::InvalidArgumentError(absl::StrCat(
         "job '", event.job.value(), "', rank ", event.rank.value(), ": position ",
@@ -155,6 +157,7 @@ void WorkerReports::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, a
         {worker, OrderRelease{id, job.generation, job.status.epoch, rank, verdict.position}});
   }
   if (verdict.recorded.has_value()) {
+    // Ranks wait for the release, so it does not wait for the disk as other records do.
     effects->order_records.push_back({id, job.status.epoch, verdict.position, *verdict.recorded});
   }
   if (verdict.mismatch.has_value()) {
@@ -170,6 +173,7 @@ absl::Status WorkerReports::ReportStep(const Sender& sender, const StepReport& e
                    CurrentJob(sender, event.job, event.generation, event.epoch, event.rank));
   if (job == nullptr || job->status.state != JobState::kRunning) return absl::OkStatus();
   EpochRuntime& runtime = state_->Runtime(event.job, *job);
+  // Reports of steps that follow each other quickly travel together.
   std::vector<uint64_t> hashes = event.earlier_order_hashes;
   hashes.push_back(event.order_hash);
   const int64_t last = event.step.value(), count = hashes.size();
@@ -177,6 +181,7 @@ absl::Status WorkerReports::ReportStep(const Sender& sender, const StepReport& e
     const Step step(last - count + 1 + i);
     OrderVerdict verdict = runtime.order.Finished(event.rank, step);
     const auto differs = runtime.ledger.Report(event.rank, step, hashes[i]);
+    // The validator's mismatch names the operations, so it is preferred to that of the hashes.
     if (differs.has_value() && !verdict.mismatch.has_value()) {
       verdict.position = {step, 0};
       verdict.mismatch =
@@ -186,6 +191,7 @@ absl::Status WorkerReports::ReportStep(const Sender& sender, const StepReport& e
     }
     const bool ends_the_epoch = verdict.mismatch.has_value();
     ApplyVerdict(event.job, verdict, now, effects);
+    // What was reported of later steps belongs to an epoch that is over.
     if (ends_the_epoch) break;
   }
   return absl::OkStatus();
@@ -195,11 +201,13 @@ absl::Status WorkerReports::ReportFailure(const Sender& sender, const RankFailur
                                           absl::Time now, Effects* effects) {
   Rank rank = event.rank;
   if (const Job* job = state_->FindJob(event.job); job != nullptr && rank == kWholeWorker) {
+    // CurrentJob checks a rank. Any rank on the worker stands for the worker.
     rank = FirstRankOn(*job, sender.worker);
   }
   ASSIGN_OR_RETURN(const Job* job,
                    CurrentJob(sender, event.job, event.generation, event.epoch, rank));
   if (job == nullptr) return absl::OkStatus();
+  // A bound job must not leave the worker that holds its shards, even if that worker fails.
   const bool may_go_elsewhere =
       !job->status.bound || job->status.unconfirmed.count(sender.worker) > 0;
   if (event.rank == kWholeWorker && may_go_elsewhere)
