@@ -193,6 +193,7 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
       ParseDurationFlag("--request-timeout", flags.request_timeout, &flags.server.request_timeout));
   RETURN_IF_ERROR(CheckPortFile(flags.port_file));
   ASSIGN_OR_RETURN(const auto server, CoordinatorServer::Start(flags.server));
+  // Only now, because a process that reads the file may connect at once.
   RETURN_IF_ERROR(WritePortFile(flags.port_file, server->port()));
   manager->Ready();
   RETURN_IF_ERROR(manager->Watch([&server] { return server->AwaitProgress(); }));

@@ -37,6 +37,7 @@ std::optional<std::string> FolderOf(absl::string_view identity) {
   const auto is_plain = [](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '-' || c == '_' || c == '.';
   };
+  // Any other name could lead out of the root, or into another caller's folder.
   if (name.empty() || name[0] == '.' || !std::all_of(name.begin(), name.end(), is_plain))
     return std::nullopt;
   return std::string(name);
@@ -47,6 +48,7 @@ std::optional<std::string> Normalized(absl::string_view path) {
   if (!absl::StartsWith(path, "/")) return std::nullopt;
   std::string normalized;
   for (const absl::string_view part : absl::StrSplit(path, '/', absl::SkipEmpty())) {
+    // A part before ".." may be a link, so the text does not say where ".." leads.
     if (part == "..") return std::nullopt;
     if (part != ".") absl::StrAppend(&normalized, "/", part);
   }
@@ -54,6 +56,7 @@ std::optional<std::string> Normalized(absl::string_view path) {
 }
 
 bool IsBelow(absl::string_view path, absl::string_view root) {
+  // With the slash, so that "/models2" is not below "/models".
   return root == "/" || (absl::ConsumePrefix(&path, root) && absl::StartsWith(path, "/"));
 }
 
@@ -104,6 +107,7 @@ AccessRules::Roles AccessRules::RolesOf(const std::string& identity) const {
   Roles roles = granted == roles_.end() ? Roles() : granted->second;
   if (trusted_.count(identity) > 0) roles.is_operator = roles.is_any_worker = true;
   absl::string_view name = identity;
+  // The authority that signed the certificate has granted the role in its name.
   if (absl::ConsumePrefix(&name, kCertificate) && absl::ConsumePrefix(&name, kNamedRole))
     AddRole(name, &roles);
   return roles;

@@ -10,7 +10,7 @@
 namespace tessera::coordinator {
 namespace {
 
-// How often a call that waits looks whether its caller is still there.
+// How often a waiting call checks whether its caller is still there.
 constexpr absl::Duration kCancelPoll = absl::Milliseconds(250);
 
 absl::string_view Name(CallKind kind) {
@@ -81,6 +81,7 @@ absl::Status CallLimits::HoldLocked(const std::string& client, int64_t bytes) {
 
 std::shared_ptr<CallLimits::TurnsOfClient> CallLimits::TurnsOf(const std::string& client, Of what) {
   absl::MutexLock lock(&mu_);
+  // Kept for as long as a request or a turn refers to it.
   std::weak_ptr<TurnsOfClient>& place = turns_[{client, what}];
   std::shared_ptr<TurnsOfClient> turns = place.lock();
   if (turns == nullptr)
@@ -112,7 +113,7 @@ absl::StatusOr<CallLimits::Turn> CallLimits::TakeTurn(const std::string& client,
   while (!has_turn.WaitWithTimeout(std::min(deadline - SteadyNow(), kCancelPoll))) {
     const bool is_gone = cancelled();
     if (!is_gone && SteadyNow() < deadline) continue;
-    // Where it cannot be withdrawn any more, it comes.
+    // If it cannot be withdrawn any more, the turn is on its way.
     if (request.Withdraw())
       return is_gone ? absl::CancelledError("the caller is gone") : HasNoTurn(client, what);
   }
@@ -133,6 +134,7 @@ void CallLimits::LetMoreIn(absl::Time now) {
       ++it;
     }
   }
+  // Without the lock, because Give calls the receivers.
   for (const std::shared_ptr<TurnsOfClient>& turns : all) TurnRequest::Give(turns, now);
 }
 
@@ -148,6 +150,7 @@ void CallLimits::TurnRequest::Give(const std::shared_ptr<TurnsOfClient>& turns, 
     ++turns->num_taken;
     turns->newest_at = now;
   }
+  // A turn that is given back passes to the next request.
   on_turn(Turn(turns.get(), [turns](void*) {
     {
       absl::MutexLock lock(&turns->mu);

@@ -10,8 +10,8 @@
 namespace tessera::coordinator {
 namespace {
 
-// Calls that gRPC may hand over before one of them has been looked at. So many that none waits in
-// gRPC: what waits for our threads keeps them from reading more.
+// How many calls gRPC may hand over before we have looked at one of them. So many that none waits
+// in gRPC: what waits for our threads keeps them from reading more.
 constexpr int kAwaitedCalls = 1024;
 
 }  // namespace
@@ -41,6 +41,7 @@ void CallServer::Stop() {
     const auto are_gone = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return num_calls_ == 0; };
     absl::MutexLock lock(&mu_);
     if (std::exchange(is_stopped_, true)) return;
+    // A call ends with its last event, so the threads go on taking events until then.
     mu_.Await(absl::Condition(&are_gone));
   }
   queue_->Shutdown();
@@ -74,8 +75,9 @@ bool CallServer::NoteArrived(const std::string& peer) {
     absl::MutexLock lock(&peers_mu_);
     const int count = ++calls_of_peers_[peer];
     if (count <= kMaxOfConnection) return true;
-    if (count > kMaxOfConnection + 1) return false;  // It has been ended, and these came before.
+    if (count > kMaxOfConnection + 1) return false;  // It is being ended; this came before.
   }
+  // The clients of gRPC keep to the limit that they were told, so this one does not use gRPC.
   EndConnection(peer);
   return false;
 }
@@ -96,7 +98,7 @@ void CallServer::NoteEnding(ServedCall* call) {
     // Most are on their way, and only wait for their events to be looked at.
     if (ending_.size() <= kMaxEnding || SteadyNow() - oldest->ending_since_ < kMaxEndingTime)
       return;
-    oldest->Ref();  // While there is the call, its connection's descriptor is no other's.
+    oldest->Ref();  // While the call exists, its connection's descriptor is not reused.
     oldest->place_in_ending_.reset();
     ending_.pop_front();
   }

@@ -16,7 +16,7 @@ namespace tessera::coordinator {
 namespace {
 
 constexpr absl::Duration kLookInterval = absl::Milliseconds(10);
-// What takes no longer is small, and is never ended for want of memory.
+// A span that takes no longer is small, and is never ended to free memory.
 constexpr absl::Duration kGrace = absl::Milliseconds(50);
 
 }  // namespace
@@ -33,6 +33,7 @@ CallWatch::CallWatch(std::function<bool()> has_too_much_memory, std::function<vo
   if (thread.ok()) {
     thread_ = *std::move(thread);
   } else {
+    // Calls then have no deadlines, but they are served.
     TESSERA_LOG(ERROR, "{}", thread.status().ToString());
   }
 }
@@ -80,8 +81,10 @@ void CallWatch::Run() {
       is_any_slow = OldestSlow() != nullptr;
     }
     on_look_();
+    // Without the lock, for which calls wait: it reads a file of /proc.
     if (!is_any_slow || !has_too_much_memory_()) continue;
     absl::MutexLock lock(&mu_);
+    // Only one, because its end may free enough.
     if (Span* span = OldestSlow(); span != nullptr) {
       End(span,
           absl::UnavailableError(
@@ -103,6 +106,7 @@ CallWatch::Span* CallWatch::OldestSlow() const {
   for (Span* span : spans_) {
     span->watch_->mu_.AssertHeld();
     if (span->ended_.ok() && span->may_be_large_)
+      // All others began later, so if this one is not slow, none is.
       return SteadyNow() - span->began_at_ < kGrace ? nullptr : span;
   }
   return nullptr;

@@ -124,6 +124,7 @@ absl::StatusOr<StreamEvent> DecodeHeld(const v1::HeldJob& held) {
   HeldJob decoded;
   decoded.job = JobId(job.job_id());
   decoded.generation = Generation(job.generation());
+  // Checks the job as if it were new, and computes the layout instead of believing a digest.
   ASSIGN_OR_RETURN(decoded.spec,
                    MakeJobSpec(std::move(model), std::move(config), /*submitting_rank=*/-1));
   decoded.epoch = Epoch(job.epoch());
@@ -135,6 +136,7 @@ absl::StatusOr<StreamEvent> DecodeHeld(const v1::HeldJob& held) {
   decoded.attach_key = job.attach_key();
   for (const v1::RankPlacement& placement : job.placements()) {
     RETURN_IF_ERROR(CheckWorkerId("placement: worker_id", placement.worker_id()));
+    // The position in `places` is the rank, so the ranks must come in order.
     RETURN_IF_ERROR(CheckRange("placement: rank", placement.rank(), decoded.places.size(),
                                decoded.places.size()));
     RETURN_IF_ERROR(CheckRange("placement: since_epoch", placement.since_epoch(), 0, job.epoch()));
@@ -151,6 +153,7 @@ void EncodeInto(const DescribeJob& describe, v1::CoordinatorCommand* command) {
 
 void EncodeInto(const PrepareEpoch& prepare, v1::CoordinatorCommand* command) {
   *command->mutable_prepare()->mutable_job() = Encode(prepare.job);
+  // Encode leaves the key out, because its jobs are also for readers.
   command->mutable_prepare()->mutable_job()->set_attach_key(prepare.job.attach_key);
   command->mutable_prepare()->set_reason(prepare.reason);
   command->mutable_prepare()->set_discards_state(prepare.discards_state);
@@ -275,6 +278,7 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   member.device = request.device();
   RETURN_IF_ERROR(CheckRange("memory_bytes", request.memory_bytes(), 0, kMaxMemoryBytes));
   member.memory_bytes = request.memory_bytes();
+  // Long enough that it cannot be guessed.
   RETURN_IF_ERROR(CheckRange("size of key in bytes", request.key().size(), 16, 64));
   member.key = request.key();
   if (!request.cluster_id().empty()) RETURN_IF_ERROR(CheckName("cluster_id", request.cluster_id()));
@@ -299,6 +303,7 @@ absl::StatusOr<StreamEvent> Decode(const v1::WorkerEvent& event) {
       return DecodePrepared(event.prepared());
     case v1::WorkerEvent::kFailure: {
       RETURN_IF_ERROR(CheckJobId(event.failure().job_id()));
+      // The trainers of all ranks get the code, so it has to be one of absl's.
       return RankFailure{JobId(event.failure().job_id()),
                          Generation(event.failure().generation()),
                          Epoch(event.failure().epoch()),

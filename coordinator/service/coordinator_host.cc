@@ -21,18 +21,17 @@
 namespace tessera::coordinator {
 namespace {
 
-// How often somebody who waits looks whether its caller is gone.
-// How often a call that waits looks whether its caller is still there.
+// How often a waiting call checks whether its caller is still there.
 constexpr absl::Duration kCancelPoll = absl::Milliseconds(250);
 
-// A random name, of which there is no other.
+// Random, so that no two clusters have the same name.
 std::string NewClusterId() {
   std::random_device random;
   return absl::StrFormat("%08x%08x%08x%08x", random(), random(), random(), random());
 }
 
-// What is readable. A job of which some row is not is left out as a whole, with the reason; of
-// anything else, workers register again and requests are made again.
+// The records that can be read. A job with an unreadable row is left out as a whole, with the
+// reason. Of the rest, workers register again and requests are made again.
 // Errors: DataLoss  it cannot be read which cluster this is
 absl::StatusOr<std::vector<StateRecord>> DecodeRows(const std::vector<JournalRow>& rows,
                                                     std::map<JobId, std::string>* unreadable) {
@@ -59,11 +58,12 @@ absl::StatusOr<std::vector<StateRecord>> DecodeRows(const std::vector<JournalRow
     if (kept != i) records[kept] = std::move(records[i]);
     ++kept;
   }
+  // It only shrinks, so the value is not used.
   records.resize(kept, StateRecord(ClusterRecord{}));
   return records;
 }
 
-// Of a journal that has no name yet: this one, or where it is empty a new one.
+// Gives a journal without a name the wanted one or, if that is empty, a new one.
 // Errors: FailedPrecondition  it has another name; InvalidArgument
 absl::Status NameCluster(const std::string& wanted, Coordinator* core, Effects* effects) {
   if (core->cluster().empty()) {
@@ -81,14 +81,14 @@ absl::Status NameCluster(const std::string& wanted, Coordinator* core, Effects* 
       absl::StrCat("the journal is of cluster ", core->cluster(), ", not of ", wanted));
 }
 
-// Names the cluster and, where workers may hold what the journal lacks, begins to take it over. In
-// one batch: a journal with a name alone would not be taken for one that lacks anything.
+// Names the cluster and, if workers may hold what the journal lacks, begins to take that over. In
+// one batch: a journal that has only a name would not count as one that lacks anything.
 // Errors: as NameCluster and Journal::Append
 absl::Status BeginJournal(const CoordinatorHost::Options& options, bool is_new, absl::Time now,
                           Journal* journal, Coordinator* core) {
   Effects effects;
   RETURN_IF_ERROR(NameCluster(options.cluster_id, core, &effects));
-  // Also where an earlier process began and ended before all workers could report.
+  // Also if an earlier process began to take over and ended before all workers could report.
   if (options.older_journal || (is_new && !options.cluster_id.empty()) || core->is_taking_over())
     core->TakeOverHeld(now + options.core.worker_timeout, absl::ToUnixSeconds(WallNow()), &effects);
   if (effects.records.empty()) return absl::OkStatus();
@@ -150,6 +150,7 @@ void CoordinatorHost::Stop() {
     for (auto& [worker, outbox] : outboxes_) outbox->Close();
     outboxes_.clear();
   }
+  // After stopped_ is set, which those that wake look for.
   waits_.WakeAll();
   if (ticker_.joinable()) ticker_.join();
 }
@@ -218,6 +219,7 @@ void CoordinatorHost::WriteOrderLocked(const Effects& effects) {
 }
 
 void CoordinatorHost::NoteJournalLocked(const absl::Status& status) {
+  // Each tick tries again, and only a change is worth a line.
   if (status.ok() == journal_healthy_) return;
   journal_healthy_ = status.ok();
   if (status.ok()) {
@@ -230,12 +232,12 @@ void CoordinatorHost::NoteJournalLocked(const absl::Status& status) {
 void CoordinatorHost::DeliverLocked(Effects effects) {
   for (Outgoing& outgoing : effects.commands) {
     auto outbox = outboxes_.find(outgoing.worker);
-    // What whoever is not connected misses follows, when it connects, from what is to be (Connect)
-    // and from what it says that it holds (Heartbeat).
+    // A worker that is not connected gets what it missed when it connects (Connect) and when it
+    // says what it holds (Heartbeat).
     if (outbox != outboxes_.end()) outbox->second->Push(std::move(outgoing.command));
   }
   for (const JobId& job : effects.changed_jobs) {
-    waits_.WakeThoseOf(job);  // They look once this has let go of the lock.
+    waits_.WakeThoseOf(job);  // They look once this lock is released.
     absl::StatusOr<JobView> view = core_.GetJob(job);
     if (!view.ok()) {
       changed_at_.erase(job);
@@ -329,6 +331,7 @@ absl::Status CoordinatorHost::Connect(const Sender& sender, const std::string& k
                                       std::shared_ptr<Outbox> outbox) {
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(core_.CheckKey(sender.worker, sender.incarnation, key));
+  // Before the core's Connect, whose commands are for this stream.
   std::shared_ptr<Outbox> previous = std::exchange(outboxes_[sender.worker], outbox);
   const absl::Status status = RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
     return core.Connect(sender, now, effects);
@@ -406,6 +409,7 @@ absl::Status CoordinatorHost::AwaitCore(
     const std::vector<JobId>& jobs,
     absl::FunctionRef<std::optional<absl::Status>(const Coordinator&)> look,
     absl::FunctionRef<bool()> cancelled) {
+  // Before the first look, so that no change after that look is missed.
   JobWaits::Wait wait(&waits_, jobs);
   while (true) {
     {
@@ -420,6 +424,7 @@ absl::Status CoordinatorHost::AwaitCore(
 
 absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* seen_change,
                                                      absl::FunctionRef<bool()> cancelled) {
+  // Before the first look, as in AwaitCore.
   JobWaits::Wait wait(&waits_, {job});
   while (true) {
     {
@@ -434,7 +439,7 @@ absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* 
       }
     }
     if (cancelled()) return absl::CancelledError("the caller is gone");
-    wait.Await(kCancelPoll);  // A job that its workers alone have goes without a change.
+    wait.Await(kCancelPoll);  // A job that only its workers have disappears without a change.
   }
 }
 

@@ -16,6 +16,7 @@ absl::Status CheckText(absl::string_view field, absl::string_view text, size_t m
   if (!text.empty() && text.size() <= max && std::all_of(text.begin(), text.end(), allowed)) {
     return absl::OkStatus();
   }
+  // Escaped and truncated, because the text may be anything and goes into logs.
   return absl::InvalidArgumentError(absl::StrCat(field, " '", absl::CHexEscape(Truncated(text, 80)),
                                                  "': must be ", form, ", 1 to ", max,
                                                  " characters"));
@@ -24,6 +25,7 @@ absl::Status CheckText(absl::string_view field, absl::string_view text, size_t m
 }  // namespace
 
 absl::Status CheckJobId(absl::string_view id) {
+  // Job ids are parts of the journal's keys, where a slash separates.
   return CheckText("job_id", id, 63, "of [a-z0-9-]", [](unsigned char c) {
     return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-';
   });

@@ -19,15 +19,15 @@ namespace tessera::coordinator {
 namespace {
 
 std::string WhatOf(const Gate::Call& call) {
-  // Perhaps of a caller who is nobody, and of any size.
+  // The caller may be unknown, and the id of any size.
   constexpr size_t kMaxBytes = 64;
   const absl::string_view id = Utf8Prefix(call.job.value(), kMaxBytes);
   const std::string job = id.empty() ? "" : absl::StrCat(" job='", absl::CHexEscape(id), "'");
   return absl::StrCat(std::string(call.context->peer()), ": ", call.name, job);
 }
 
-// Whether what is in use is more than five eighths; the rest is for what comes in between two
-// looks. What is freed, and only not given back yet, is given back now and then.
+// Whether more than five eighths are in use; the rest is for what arrives between two looks. Memory
+// that is free but not returned to the system does not count, and is returned now and then.
 bool HasTooMuchMemory(int64_t max_bytes, absl::Time* trimmed_at) {
   const int64_t limit = max_bytes / 8 * 5;
   if (max_bytes == 0 || ResidentBytes() <= limit) return false;
@@ -96,6 +96,7 @@ absl::StatusOr<Gate::Caller> Gate::Admit(const Call& call, Right right) const {
 
 absl::Status Gate::CheckJob(const Call& call, Right right, Caller* caller) const {
   const absl::StatusOr<JobView> job = host_->GetJob(call.job);
+  // CheckSame compares it later: the id may then name a new job of another owner.
   if (job.ok()) caller->generation = job->generation;
   if (caller->is_operator) return absl::OkStatus();  // The handler says what is wrong with it.
   RETURN_IF_ERROR(CheckJobId(call.job.value()));
@@ -124,7 +125,7 @@ absl::StatusOr<Gate::Entered> Gate::Enter(const Call& call, CallKind kind) const
 
 absl::Status Gate::NoteRead(const Call& call, const std::string& identity,
                             const absl::Status& outcome) const {
-  // A caller who goes is no trouble.
+  // A caller that leaves is not worth a line.
   if (outcome.ok() || absl::IsInvalidArgument(outcome) || absl::IsCancelled(outcome))
     return outcome;
   return Refuse(identity, call, outcome);

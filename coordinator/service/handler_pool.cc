@@ -24,6 +24,7 @@ absl::Status HandlerPool::Run(std::function<void()> task) {
   absl::MutexLock lock(&mu_);
   if (tasks_.size() >= num_idle_ && threads_.size() < max_threads_) {
     const auto self = threads_.emplace(threads_.end());
+    // The thread waits for mu_ first, so it finds itself in *self.
     absl::StatusOr<std::thread> thread = StartThread("a call", [this, self] { Work(self); });
     if (!thread.ok()) {
       threads_.erase(self);
@@ -54,6 +55,7 @@ void HandlerPool::Work(Threads::iterator self) {
   std::thread previous;
   {
     absl::MutexLock lock(&mu_);
+    // A thread cannot join itself, so each joins the one that ended before it.
     previous = std::exchange(ended_, std::move(*self));
     threads_.erase(self);
   }

@@ -35,6 +35,7 @@ void JobWaits::WakeThoseOf(const JobId& job) {
   absl::MutexLock lock(&mu_);
   const auto of_job = waits_.find(job);
   if (of_job == waits_.end()) return;
+  // Under mu_, so that no Wait is destroyed meanwhile.
   for (Wait* wait : of_job->second) wait->Wake();
 }
 

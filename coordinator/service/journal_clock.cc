@@ -10,6 +10,7 @@
 namespace tessera::coordinator {
 
 JournalClock JournalClock::OfThisProcess() {
+  // Read once: it stays the same for as long as this process can live.
   static const std::string* const boot_id = [] {
     auto* id = new std::string;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> *id;

@@ -22,6 +22,7 @@ std::string KeyOf(int64_t number) { return absl::StrFormat("%s%020d", kPrefix, n
 
 uint64_t NewStart() {
   uint64_t id = 0;
+  // 0 stands for a worker that has heard of no start.
   while (id == 0) memcpy(&id, RandomBytes(sizeof(id)).data(), sizeof(id));
   return id;
 }
@@ -64,6 +65,7 @@ absl::Status JournalStarts::Note(Journal* journal) {
       {JournalChange::Kind::kPut, KeyOf(number), own.SerializeAsString()}};
   const bool is_full = starts_.size() >= kMaxStarts;
   if (is_full) batch.push_back({JournalChange::Kind::kDelete, KeyOf(starts_.begin()->first), ""});
+  // Durable before a worker hears of it: a journal without this start is an older copy.
   RETURN_IF_ERROR(journal->Append(batch, Durability::kPowerLoss));
   if (is_full) starts_.erase(starts_.begin());
   starts_[number] = own_;

@@ -19,6 +19,7 @@ std::optional<Command> Outbox::Pop() {
                          ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !commands_.empty(); };
   absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(&ready));
+  // What is left is not sent: the worker gets what it missed when it connects again.
   if (closed_) return std::nullopt;
   Command command = std::move(commands_.front());
   commands_.pop_front();

@@ -58,9 +58,11 @@ journal::Save EncodeSave(const Save& save, const JournalClock& clock) {
   encoded.set_request_id(save.request_id);
   EncodeCheckpointSpec(save.spec, &encoded);
   encoded.set_state(static_cast<journal::Save::State>(save.state));
+  // Later processes cannot read the clock of the core's times, so the wall clock's are stored.
   encoded.set_requested_ns(absl::ToUnixNanos(save.requested_at + clock.wall_lead));
   if (save.expires_at != absl::InfiniteFuture()) {
     encoded.set_expires_ns(absl::ToUnixNanos(save.expires_at + clock.wall_lead));
+    // Also by the clock of this boot, which nobody sets: see DecodeDeadline.
     *encoded.mutable_expires_since_boot() = EncodeBootTime(save.expires_at, clock);
   }
   encoded.set_tries(save.tries);
@@ -82,6 +84,7 @@ journal::Save EncodeSave(const Save& save, const JournalClock& clock) {
 constexpr char kClusterKey[] = "cluster";
 
 std::string SaveKey(const JobId& job, int64_t number) {
+  // Padded, so that the rows are in the order of the numbers.
   return absl::StrFormat("job/%s/save/%019d", job.value(), number);
 }
 
@@ -131,6 +134,7 @@ struct Encoder {
   }
   void operator()(const JobGoneRecord& r) {
     Delete(Kind::kDeletePrefix, absl::StrCat("job/", r.job.value(), "/"));
+    // Orders have a prefix of their own, so that the end of an epoch deletes them alone.
     (*this)(EpochOverRecord{r.job});
   }
   void operator()(const MemberRecord& r) {
@@ -244,13 +248,14 @@ absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& jo
   auto spec =
       std::make_shared<JobSpec>(JobSpec{*std::move(decoded_model), *std::move(decoded_config),
                                         message.submitting_rank(), message.layout_digest()});
+  // Not in the row, because they follow from the model and the config.
   if (const absl::Status status = SetMemoryNeeds(spec.get()); !status.ok())
     return Unreadable(row, status.message());
   return JobSpecRecord{job, std::move(spec), Generation(message.generation()), message.owner(),
                        message.attach_key()};
 }
 
-// In the boot that wrote it, whatever the wall clock was set to since.
+// In the boot that wrote it, a deadline does not move when the wall clock is set.
 absl::Time DecodeDeadline(absl::Time wall, const journal::BootTime& since_boot,
                           const JournalClock& clock) {
   const bool is_of_this_boot = !clock.boot_id.empty() && since_boot.boot_id() == clock.boot_id;
@@ -340,6 +345,7 @@ absl::StatusOr<StateRecord> DecodeRequest(const JournalRow& row, std::string req
 absl::StatusOr<StateRecord> DecodeOrder(const JournalRow& row, const Key& key) {
   int64_t epoch = 0;
   int64_t sequence = 0;
+  // Restore grows the record to this sequence, so it is bounded.
   if (key.size() != 4 || !absl::SimpleAtoi(key[2], &epoch) ||
       !absl::SimpleAtoi(key[3], &sequence) || sequence < 0 || sequence >= kMaxSequence) {
     return Unreadable(row, "its key is of no known form");
@@ -376,6 +382,7 @@ void EncodeRecord(const StateRecord& record, std::vector<JournalChange>* batch,
 }
 
 absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row, const JournalClock& clock) {
+  // Request ids may contain slashes, so only the first slash separates.
   const std::pair<std::string, std::string> head = absl::StrSplit(row.key, absl::MaxSplits('/', 1));
   const Key key = absl::StrSplit(row.key, '/');
   if (head.first == "job") return DecodeJob(row, key, clock);
@@ -402,6 +409,7 @@ std::optional<JobId> JobOfRow(const JournalRow& row) {
 }
 
 bool CanDoWithout(const JournalRow& row) {
+  // Workers register again, and clients repeat their requests.
   return absl::StartsWith(row.key, "member/") || absl::StartsWith(row.key, "request/") ||
          absl::StartsWith(row.key, "value/");  // Of a service that is gone.
 }

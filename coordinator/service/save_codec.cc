@@ -22,7 +22,7 @@ constexpr int64_t kMaxExpiresInMs = int64_t{366} * 24 * 3600 * 1000;
 
 absl::Status Invalid(absl::string_view why) { return absl::InvalidArgumentError(why); }
 
-// What a rank would refuse is refused here.
+// Refuses what a rank would refuse.
 absl::StatusOr<SaveSpec> DecodeRequested(const v1::SaveSpec& requested) {
   ASSIGN_OR_RETURN(const std::string path, PlainPath(requested.path()));
   if (path.empty() || path[0] != '/' || path.back() == '/' || path.size() > kMaxPathBytes) {
@@ -104,6 +104,7 @@ absl::StatusOr<SaveReport> DecodeSaveReport(const v1::SaveReport& report) {
   decoded.all_bytes = report.all_bytes();
   decoded.took = absl::Milliseconds(report.took_ms());
   decoded.size_bytes = report.size_bytes();
+  // Cut between characters, because protobuf's strings are UTF-8.
   decoded.outcome = absl::Status(static_cast<absl::StatusCode>(report.code()),
                                  Utf8Prefix(report.message(), kMaxReasonBytes));
   decoded.removed.assign(report.removed().begin(), report.removed().end());

@@ -10,7 +10,7 @@
 namespace tessera::coordinator {
 namespace {
 
-// What is not longer costs no more than the call itself.
+// A message of at most this size costs no more than the call itself.
 constexpr int64_t kShortBytes = 64 << 10;
 
 absl::Status Gone() { return absl::CancelledError("the caller is gone"); }
@@ -19,6 +19,7 @@ absl::Status Gone() { return absl::CancelledError("the caller is gone"); }
 
 ServedCall::ServedCall(CallServer* server) : server_(server) {
   for (size_t i = 0; i < tags_.size(); ++i) tags_[i] = {this, static_cast<Event>(i)};
+  // gRPC requires this before the call is requested.
   context_.AsyncNotifyWhenDone(TagOf(Event::kDone));
 }
 
@@ -33,13 +34,14 @@ void ServedCall::Unref() {
   CallServer* const server = server_;
   if (!peer_.empty()) server->NoteLeft(peer_);
   delete this;
+  // Last, because the server may be destroyed once no call is left.
   server->NoteGone();
 }
 
 // Each operation of gRPC's is begun with a reference of its own, which its event gives back.
 void ServedCall::OnEvent(void* tag, bool ok) {
   ServedCall* const call = static_cast<Tag*>(tag)->call;
-  call->refs_.load(std::memory_order_acquire);  // What was done before the operation was begun.
+  call->refs_.load(std::memory_order_acquire);  // Sees what was done before the operation began.
   switch (static_cast<Tag*>(tag)->event) {
     case Event::kArrived:
       if (ok) call->OnArrived();  // Else the server stops.
@@ -62,6 +64,7 @@ void ServedCall::OnEvent(void* tag, bool ok) {
 
 void ServedCall::OnArrived() {
   Ref();  // Of the event kDone, which comes to each call that has arrived.
+  // Replaces this one, so that gRPC can always hand over as many calls.
   server_->AwaitCall();
   peer_ = context_.peer();
   const bool is_gone = peer_ == "unknown";  // Its connection has ended meanwhile.
@@ -75,7 +78,7 @@ void ServedCall::OnArrived() {
   identity_ = std::move(entered->identity);
   place_.emplace(std::move(entered->place));
   read_deadline_ = SteadyNow() + gate.times().request;
-  // Workers wait for nobody.
+  // Workers need no turn.
   if (method_->kind == CallKind::kOfWorker) return ReadFirst();
   AwaitTurn(CallLimits::Of::kReading, read_deadline_);
 }
@@ -106,6 +109,7 @@ void ServedCall::AwaitTurn(CallLimits::Of what, absl::Time deadline) {
     turn_request_ = request;
   }
   request->Ask();
+  // The client may have gone before turn_request_ was set. Then OnDone found nothing to end.
   bool is_done = false;
   {
     absl::MutexLock lock(&mu_);
@@ -148,6 +152,7 @@ std::string ServedCall::Who() const { return absl::StrCat("client '", identity_,
 
 void ServedCall::ReadFirst() {
   const Gate& gate = *server_->gate_;
+  // A message of any size may come, since gRPC checks its limit only after the last byte.
   span_.emplace(
       gate.watch(), &context_, read_deadline_,
       absl::DeadlineExceededError(absl::StrCat(Who(), " has not sent the request within ",
@@ -199,7 +204,7 @@ void ServedCall::Handle() {
   const absl::Status status = method_->run(this);
   message_.Clear();
   long_turn_ = nullptr;
-  turn_ = nullptr;  // A reply that nobody takes keeps none of the client's requests waiting.
+  turn_ = nullptr;  // A reply that is not taken keeps none of the client's requests waiting.
   if (!status.ok() || reply_ == nullptr) return Finish(status);
   phase_ = Phase::kReplying;
   if (reply_bytes_ <= kShortBytes) return SendReply();
@@ -228,6 +233,7 @@ void ServedCall::SendReply() {
   const bool is_long = long_turn_ != nullptr;
   span_.emplace(server_->gate_->watch(), &context_, deadline, LateReply(), is_long);
   Ref();
+  // The status follows in OnWritten, so that the place is kept until the client has the reply.
   if (is_long) {
     stream_.Write(message_, TagOf(Event::kWritten));
   } else {

@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<Journal>> OpenJournal(const std::string& path) {
   return SqliteJournal::Open(options);
 }
 
-// What calls must carry; empty: nobody comes without a certificate or a uid.
+// The token that calls must carry; empty: every caller has a certificate or a uid.
 absl::StatusOr<std::string> TokenOf(const CoordinatorServer::Options& options) {
   if (options.listen_address.empty() || !options.tls.empty()) return std::string();
   if (!options.token_file.empty()) return ReadOrMakeAccessToken(options.token_file);
@@ -94,7 +94,7 @@ Gate::Limits LimitsOf(const CoordinatorServer::Options& options) {
   return limits;
 }
 
-// Health of the whole server, to anybody: nothing is read of a caller whom nobody knows.
+// The health of the whole server. Anybody may ask for it, so nothing of such a call is read.
 void AddHealth(CallServer* calls) {
   grpc::health::v1::HealthCheckResponse serving;
   serving.set_status(grpc::health::v1::HealthCheckResponse::SERVING);
@@ -160,13 +160,13 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   if (credentials != nullptr) builder.AddListeningPort(options.listen_address, credentials, &port_);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  // What a client may send of a call before anybody reads it; more where a message is read.
+  // How much of a call a client may send before we read it. While we read a message, it is more.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(options.request_timeout)));
-  // No client of ours compresses, and a little that is compressed can be very much.
+  // Our clients do not compress, and a few compressed bytes can become very many.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  // AddHealth's in place of gRPC's own, which other servers of this process may have.
+  // AddHealth takes the place of gRPC's own service, which other servers of this process may have.
   builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
   SetKeepalive(&builder);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
@@ -194,7 +194,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
 
 void GrpcCoordinatorServer::Stop() {
   absl::call_once(stop_once_, [this] {
-    host_->Stop();  // So that nobody waits when the calls are asked to end.
+    host_->Stop();  // So that no call waits when it is asked to end.
     if (local_ != nullptr) local_->Stop();
     if (server_ != nullptr) {
       server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));

@@ -31,6 +31,7 @@ absl::Status JobsService::Create(ServedCall* call, const v1::CreateJobRequest& r
     ASSIGN_OR_RETURN(CreateJobEvent event, Decode(request));
     event.owner = caller.identity;
     event.by_operator = caller.is_operator;
+    // The core takes it only for a new job, so a retry changes no key.
     event.attach_key = RandomBytes(kAttachKeyBytes);
     view = host_->CreateJob(event);
     return view.status();
@@ -39,6 +40,7 @@ absl::Status JobsService::Create(ServedCall* call, const v1::CreateJobRequest& r
       gate_->Change({call->context(), "CreateJob", JobId(request.job_id())}, Right::kCreate, run));
   call->MakeReplyInTurn(view->spec_bytes, [view = *std::move(view), reply] {
     *reply = Encode(view);
+    // Not in Encode, whose jobs readers see too.
     reply->set_attach_key(view.attach_key);
     return absl::OkStatus();
   });
@@ -89,6 +91,7 @@ absl::Status JobsService::Watch(CallStream<v1::WatchJobRequest, v1::Job>* stream
   while (true) {
     absl::StatusOr<JobView> view = host_->AwaitChange(
         job, &seen_change, [stream] { return stream->context()->IsCancelled(); });
+    // The job was deleted, which is how a watch ends.
     if (seen && absl::IsNotFound(view.status())) return absl::OkStatus();
     if (absl::Status status = Gate::CheckSame(view, caller); !status.ok())
       return seen && view.ok() ? absl::OkStatus() : status;
@@ -101,7 +104,8 @@ absl::Status JobsService::Watch(CallStream<v1::WatchJobRequest, v1::Job>* stream
 
 absl::Status JobsService::Delete(ServedCall* call, const v1::DeleteJobRequest& request,
                                  v1::DeleteJobResponse*) {
-  // The core looks at the owner: a deletion whose reply was lost is repeated when there is no job.
+  // The core checks the owner, not the gate: a deletion is repeated if its reply was lost, and then
+  // there is no job any more.
   return gate_->Change({call->context(), "DeleteJob", JobId(request.job_id())}, Right::kList,
                        [&](const Gate::Caller& caller) -> absl::Status {
                          ASSIGN_OR_RETURN(DeleteJobEvent event, Decode(request));
@@ -142,12 +146,15 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
   grpc::ServerContext* const context = stream->context();
   ASSIGN_OR_RETURN(const Sender sender, DecodeSender(first));
   RETURN_IF_ERROR(gate_->AdmitWorker({context, "Connect"}, first.worker_id()).status());
+  // Again, because the worker may have registered with the coordinator of another cluster.
   RETURN_IF_ERROR(host_->CheckCluster(sender.worker, first.cluster_id()));
   auto outbox = std::make_shared<Outbox>([context] { context->TryCancel(); });
   if (absl::Status status = host_->Connect(sender, first.key(), outbox); !status.ok()) {
+    // The stream ends with this status, not as cancelled.
     outbox->Detach();
     return status;
   }
+  // The worker is known now. Clients must not be able to block it by taking all places.
   stream->call()->GiveUpPlace();
   absl::StatusOr<std::thread> writer = StartThread("a worker's stream", [&] {
     while (std::optional<Command> command = outbox->Pop()) {
@@ -156,10 +163,12 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
       encoded.set_changes(host_->ToHear().changes);
       if (encoded.has_prepare()) {
         v1::Job* job = encoded.mutable_prepare()->mutable_job();
+        // Executors keep checkpoints below these, since only they see the links in a path.
         for (std::string& root : gate_->rules().SaveRootsOf(job->owner()))
           job->add_save_roots(std::move(root));
       }
       if (!stream->Write(encoded)) {
+        // Otherwise ReadEvents, on the other thread, would go on reading.
         context->TryCancel();
         return;
       }
@@ -232,6 +241,7 @@ absl::Status CheckpointsService::RequestSave(ServedCall* call,
     ASSIGN_OR_RETURN(RequestSaveEvent event, Decode(request));
     ASSIGN_OR_RETURN(event.spec.root, gate_->rules().SaveRootOf(caller.identity, event.spec.path));
     return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
+      // Under the core's lock, so that the job cannot be replaced between check and request.
       RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), caller));
       ASSIGN_OR_RETURN(const SaveView view, core.RequestSave(event, now, effects));
       *reply = Encode(job, view);

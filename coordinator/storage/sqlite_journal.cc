@@ -68,6 +68,7 @@ bool IsOurs(int fd) {
 // Reserves disk space of `size_bytes` for this file and keeps its size. If that fails, nothing else
 // is different. A missing file is created, for this user only.
 void SetAside(const std::string& path, int64_t size_bytes) {
+  // O_NONBLOCK, because opening a pipe would wait for its other end.
   const UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600));
   struct stat info = {};
   if (!fd.valid() || fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return;
@@ -121,6 +122,7 @@ void SqliteJournal::FinalizeStatement::operator()(sqlite3_stmt* statement) const
 }
 
 SqliteJournal::~SqliteJournal() {
+  // First, because SQLite keeps the file open until its last statement is gone.
   for (Statement* statement :
        {&put_, &delete_, &delete_range_, &select_, &select_range_, &set_head_})
     statement->reset();
@@ -179,11 +181,13 @@ absl::Status SqliteJournal::OpenFile(const Options& options) {
 
 absl::Status SqliteJournal::Initialize(const Options& options) {
   sqlite3_extended_result_codes(db_.get(), 1);
+  // Another process holds its lock until it ends, so waiting for it is in vain.
   sqlite3_busy_timeout(db_.get(), 0);
   // First, because otherwise a read creates a shared-memory file, for which a full disk has no
   // room.
   RETURN_IF_ERROR(Execute("PRAGMA locking_mode=EXCLUSIVE"));
   ASSIGN_OR_RETURN(const bool is_there, CheckOwnership());  // Before anything is written.
+  // Before WAL mode, in which the size of pages cannot change any more.
   if (!is_there) RETURN_IF_ERROR(Execute(absl::StrCat("PRAGMA page_size=", options.page_bytes)));
   RETURN_IF_ERROR(Execute("PRAGMA journal_mode=WAL"));
   RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL"));
@@ -217,7 +221,8 @@ absl::Status SqliteJournal::CreateTables() {
   return Execute(absl::StrCat(
       "BEGIN IMMEDIATE; PRAGMA application_id=", kApplicationId,
       "; PRAGMA user_version=", kSchemaVersion,
-      // With row ids: without them SQLite would read values of any size to find the keys beside them.
+      // With row ids: without them SQLite would read values of any size to find the keys next to
+      // them.
       "; CREATE TABLE rows(key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL, checksum INTEGER "
       "NOT NULL); CREATE TABLE head(number INTEGER NOT NULL, digest INTEGER NOT "
       "NULL, checksum INTEGER NOT NULL); INSERT INTO head VALUES(0, 0, ",
@@ -296,11 +301,13 @@ absl::Status SqliteJournal::Append(absl::Span<const JournalChange> batch, Durabi
   RETURN_IF_ERROR(FaultPoint("journal.sqlite.append"));
   RETURN_IF_ERROR(SetDurability(durability));
   RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
+  // Some errors have already ended the transaction.
   absl::Cleanup rollback = [this] {
     if (sqlite3_get_autocommit(db_.get()) == 0) Execute("ROLLBACK").IgnoreError();
   };
   uint64_t digest = digest_;
   for (const JournalChange& change : batch) RETURN_IF_ERROR(Apply(change, &digest));
+  // Workers compare this number after a restart, so only what survives a power failure counts.
   const int64_t number = number_ + (durability == Durability::kPowerLoss ? 1 : 0);
   sqlite3_stmt* statement = set_head_.get();
   absl::Cleanup reset = [statement] { sqlite3_reset(statement); };
@@ -309,6 +316,7 @@ absl::Status SqliteJournal::Append(absl::Span<const JournalChange> batch, Durabi
   sqlite3_bind_int64(statement, 3, static_cast<int64_t>(HeadChecksum(number, digest)));
   const int code = sqlite3_step(statement);
   if (code != SQLITE_DONE) return Error(code, "write");
+  // COMMIT is refused while a statement that writes is in progress.
   std::move(reset).Invoke();
   RETURN_IF_ERROR(Execute("COMMIT"));
   number_ = number;
@@ -345,6 +353,7 @@ absl::Status SqliteJournal::Apply(const JournalChange& change, uint64_t* digest)
   if (change.kind == JournalChange::Kind::kPut) {
     const uint64_t checksum = RowChecksum(change.key, change.value);
     *digest += checksum;
+    // A null pointer would be stored as NULL, which the column refuses.
     sqlite3_bind_blob64(statement, 2, change.value.data() != nullptr ? change.value.data() : "",
                         change.value.size(), SQLITE_STATIC);
     sqlite3_bind_int64(statement, 3, static_cast<int64_t>(checksum));
