@@ -46,6 +46,7 @@ absl::StatusOr<HandOverPart> BufferPart(const ModelLayout& layout, const v1::Liv
   const BufferSpec& buffer = layout.buffers[range.parameter()];
   ASSIGN_OR_RETURN(const int64_t all, Numel(buffer));
   const int64_t begin = range.begin_elements(), numel = range.numel();
+  // The client's numbers may be anything, so no sum of them is formed, which could overflow.
   if (begin < 0 || numel < 0 || begin > all || numel > all - begin) {
     return absl::InvalidArgumentError(absl::StrCat("buffer '", buffer.name, "' has ", all,
                                                    " elements, and not ", numel, " from ", begin,

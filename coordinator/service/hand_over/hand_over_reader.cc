@@ -48,6 +48,7 @@ absl::Status HandOverReader::Read(const v1::ReadHandOverRequest& request) {
   session_.Close();
   places_->Leave(job_);
   const absl::Status reason = watch_.Stop();
+  // Why the watch ended the call says more than the error that this led to.
   if (!reason.ok()) status = reason;
   if (!status.ok()) TESSERA_LOG(INFO, "job={} hand-over: {}", job_.value(), status.ToString());
   return status;
@@ -84,6 +85,7 @@ absl::Status HandOverReader::OpenLines(const JobView& view) {
 absl::StatusOr<v1::LiveEvent> HandOverReader::Await(LiveLine* line, v1::LiveEvent::EventCase kind) {
   absl::StatusOr<v1::LiveEvent> event =
       line->Next(SteadyNow() + times_.answer, [this] { return Cancelled(); });
+  // The worker is late, not the client, which may try again.
   if (absl::IsDeadlineExceeded(event.status()))
     return absl::UnavailableError(event.status().message());
   if (!event.ok() || event->event_case() == kind) return event;
@@ -100,11 +102,13 @@ absl::Status HandOverReader::ReadWatched(const JobView& view) {
   v1::HandOverReply reply;
   for (const auto& line : session_.lines()) {
     ASSIGN_OR_RETURN(const v1::LiveEvent event, Await(line.get(), v1::LiveEvent::kCopied));
+    // The job is frozen, so all workers report the same.
     reply.mutable_begin()->set_trained_step(event.copied().trained_step());
     *reply.mutable_begin()->mutable_update_counts() = event.copied().update_counts();
   }
   RETURN_IF_ERROR(Write(reply));
   for (const HandOverPart& part : plan_) RETURN_IF_ERROR(ServePart(part));
+  // What was read counts only if the hand-over is still pending.
   return StandingJob().status();
 }
 
@@ -115,6 +119,7 @@ absl::Status HandOverReader::ServePart(const HandOverPart& part) {
   for (int64_t done = 0; done < part.range.numel();) {
     ASSIGN_OR_RETURN(v1::LiveEvent event, Await(line, v1::LiveEvent::kPiece));
     const int64_t size_bytes = event.piece().data().size();
+    // The client stores a piece at its offset, so it must be one that was asked for.
     if (event.piece().offset_elements() != part.range.begin_elements() + done || size_bytes == 0 ||
         size_bytes % part.element_bytes != 0 ||
         size_bytes / part.element_bytes > part.range.numel() - done) {

@@ -157,6 +157,7 @@ absl::Status HandOverService::RunOffer(ServedCall* call, const v1::OfferRequest&
   const absl::Status status = host_->AwaitCore(
       {offer.job}, [&](const Coordinator& core) { return LookAtOffer(core, offer, reply); },
       [call] { return call->context()->IsCancelled(); });
+  // The trainer may go on training, so its offer must not complete the hand-over later.
   if (!status.ok()) {
     host_
         ->Run([&](Coordinator& core, absl::Time, Effects*) {
@@ -182,6 +183,7 @@ absl::Status HandOverService::AwaitEnd(ServedCall* call, const v1::AwaitEndReque
           absl::StrCat("job '", job.value(), "' is lost: ", view->status.reason));
     }
     const HandOverPhase phase = view->hand_over->phase;
+    // After a cancellation the job takes steps again only in an epoch that is not frozen.
     const bool goes_on =
         phase == HandOverPhase::kCancelled && view->status.state == JobState::kRunning;
     if (phase != HandOverPhase::kDone && !goes_on) return std::nullopt;
@@ -225,6 +227,7 @@ absl::Status HandOverService::Get(ServedCall* call, const v1::GetHandOverRequest
     }
     if (!view->hand_over.has_value()) return std::nullopt;
     const HandOverPhase phase = view->hand_over->phase;
+    // The state is frozen once the job runs in the epoch that follows the offer.
     const bool is_ready = Stands(phase) && view->status.state == JobState::kRunning;
     if (phase != HandOverPhase::kDone && !is_ready) return std::nullopt;
     handed_over = *std::move(view);
@@ -257,6 +260,7 @@ absl::Status HandOverService::Read(CallStream<v1::ReadHandOverRequest, v1::HandO
 
 absl::Status HandOverService::TakeOver(ServedCall* call, const v1::TakeOverRequest& request,
                                        v1::HandOverInfo* reply) {
+  // Both jobs change, so the caller needs the right to both.
   RETURN_IF_ERROR(
       gate_->Admit({call->context(), "TakeOver", JobId(request.taker_job_id())}, Right::kChange)
           .status());

@@ -51,6 +51,7 @@ void ClientWatch::Watch() {
     const bool is_silent = SteadyNow() - waiting_since_ > options_.patience;
     if (is_silent) End(options_.silence);
     const bool waits = waiting_since_ != absl::InfiniteFuture();
+    // A read or write of gRPC that waits for the client returns only if the call is cancelled.
     if (is_silent || (waits && options_.cancels_if_gone && !gone.ok())) options_.cancel();
   }
 }

@@ -28,6 +28,7 @@ absl::Status JobPlaces::Enter(const JobId& job, absl::Time deadline,
                               absl::FunctionRef<bool()> cancelled) {
   absl::MutexLock lock(&mu_);
   const auto has_room = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return HasRoom(job); };
+  // Nothing wakes this when the client goes, so it looks now and then.
   while (!AwaitWithDeadline(&mu_, absl::Condition(&has_room),
                             std::min(deadline, SteadyNow() + kPoll))) {
     if (cancelled()) return absl::CancelledError("the client is gone");

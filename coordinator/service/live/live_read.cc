@@ -55,6 +55,7 @@ absl::Status LiveRead::Read(const v1::LiveStateQuery& query, const Gate::Caller&
   EndTurn();
   hub_->readings.Leave(job_);
   const absl::Status reason = watch_.Stop();
+  // Why the watch ended the call says more than the error that this led to.
   if (!reason.ok()) status = reason;
   if (!status.ok()) TESSERA_LOG(INFO, "job={} live state: {}", job_.value(), status.ToString());
   return status;
@@ -70,6 +71,7 @@ absl::Status LiveRead::ReadWatched() {
   v1::LiveStateBegin begin;
   RETURN_IF_ERROR(CopyWithTries(&begin));
   if (is_direct_) return ServeDirect(std::move(begin));
+  // Everything is copied and nothing is held, so another read may hold.
   EndTurn();
   return Serve(std::move(begin));
 }
@@ -96,6 +98,7 @@ absl::Status LiveRead::CopyWithTries(v1::LiveStateBegin* begin) {
     has_turn_ = true;
     status = Copy(begin);
     if (status.ok() || !IsWorthAnotherTry(status)) return status;
+    // The next try has a session of its own, so no late answer to this one is taken for its answer.
     session_.Close();
     EndTurn();
     TESSERA_LOG(INFO, "job={} live state, try {}: {}", job_.value(), tries + 1, status.ToString());
@@ -171,6 +174,7 @@ absl::StatusOr<int64_t> LiveRead::HoldAll() {
   for (const auto& line : session_.lines()) {
     ASSIGN_OR_RETURN(const v1::LiveEvent held,
                      Await(line.get(), v1::LiveEvent::kHeld, times_.answer));
+    // A rank that is behind reaches the newest step by itself, because that step is decided.
     step = std::max(step, held.held().step());
   }
   return step;
@@ -248,6 +252,7 @@ absl::Status LiveRead::ServeSlice(const LiveSlice& slice) {
   for (int64_t done = 0; done < slice.numel;) {
     ASSIGN_OR_RETURN(v1::LiveEvent event, Await(line, v1::LiveEvent::kPiece, times_.copy));
     const int64_t size_bytes = event.piece().data().size();
+    // The worker may send anything, and the client stores a piece at its offset.
     if (event.piece().offset_elements() != slice.begin_elements + done || size_bytes == 0 ||
         size_bytes % element_bytes != 0 || size_bytes / element_bytes > slice.numel - done) {
       return absl::UnavailableError(

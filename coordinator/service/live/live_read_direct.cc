@@ -50,6 +50,7 @@ absl::Status LiveRead::ServeDirect(v1::LiveStateBegin begin) {
   RETURN_IF_ERROR(Write(reply));
   RETURN_IF_ERROR(TellTensors(source_of_line));
   RETURN_IF_ERROR(AwaitAll(lines, v1::LiveEvent::kReleased, times_.copy));
+  // The workers hold nothing any more, so another read may hold.
   EndTurn();
   LiveSession::Lines sources;
   for (size_t i = 0; i < lines.size(); ++i)

@@ -29,6 +29,7 @@ uint64_t Hash(uint64_t hash, const std::string& bytes) {
 
 uint64_t NewPut() {
   std::random_device random;
+  // Never 0, which in a vote means that the rank has no put.
   return (uint64_t{random()} << 32 | random()) | 1;
 }
 
@@ -126,9 +127,11 @@ absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_generation) const
 
 absl::StatusOr<v1::PutReply> LiveWriter::WriteWatched() {
   RETURN_IF_ERROR(OpenLines());
+  // The workers make room before the client sends its first piece.
   RETURN_IF_ERROR(SendAll(StageCommand(plan_, NewPut())));
   RETURN_IF_ERROR(AwaitAll(v1::PutEvent::kReady, times_.answer));
   RETURN_IF_ERROR(TakeAll());
+  // Only now do the workers learn that their parts are complete.
   v1::PutCommand seal;
   seal.mutable_seal();
   RETURN_IF_ERROR(SendAll(seal));
@@ -169,6 +172,7 @@ absl::Status LiveWriter::SendAll(const v1::PutCommand& command) {
 }
 
 absl::Status LiveWriter::AwaitAll(v1::PutEvent::EventCase kind, absl::Duration timeout) {
+  // One deadline for all, because they work at the same time.
   const absl::Time deadline = SteadyNow() + timeout;
   for (const Worker& worker : workers_) {
     const absl::StatusOr<v1::PutEvent> event =
@@ -225,6 +229,7 @@ absl::Status LiveWriter::TakeTensor(size_t index) {
                        done, " of ", tensor.numel, " comes next, in pieces of at most ",
                        kMaxPieceBytes, " bytes; nothing was changed"));
     }
+    // The elements of tied tensors are not kept, so their hashes are compared.
     if (tensor.is_shared || tensor.same_as >= 0) hashes_[index] = Hash(hashes_[index], data);
     if (tensor.same_as < 0) RETURN_IF_ERROR(Forward(tensor, request.piece()));
     done += count;

@@ -47,6 +47,7 @@ absl::StatusOr<v1::PutReply> LiveWriter::Offer() {
   v1::PutCommand offer, withdraw;
   offer.mutable_offer();
   withdraw.mutable_withdraw();
+  // From the first offer on the put may be applied, so these sends do not end with the client.
   for (Worker& worker : workers_) {
     worker.why = worker.line->Send(offer, SteadyNow() + times_.worker, [] { return false; });
     if (!worker.why.ok()) worker.state = WorkerPut::kOut;  // It never receives the offer.

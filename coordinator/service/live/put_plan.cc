@@ -41,6 +41,7 @@ std::map<std::string, int> NumbersByName(const ModelLayout& layout) {
     for (const PlacedParameter& parameter : unit.flat.parameters())
       numbers[parameter.spec.name] = number++;
   }
+  // After all parameters, because an alias may be in an earlier unit than its primary.
   for (const UnitLayout& unit : layout.units) {
     for (const Alias& alias : unit.flat.aliases()) {
       const auto primary = numbers.find(alias.primary);
@@ -78,6 +79,7 @@ absl::StatusOr<PutPlan::Tensor> PlanBuffer(const ModelLayout& layout,
   if (number == numbers.end()) return absl::NotFoundError("the job has no such buffer");
   const BufferSpec& buffer = layout.buffers[number->second];
   RETURN_IF_ERROR(CheckShape(buffer.shape, from));
+  // Buffers are bytes to the job, so nothing converts them.
   if (Name(buffer.dtype) != from.stored_dtype()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "its dtype is ", Name(buffer.dtype), ", but the put has '", from.stored_dtype(), "'"));

@@ -22,6 +22,7 @@ absl::Status LivePutService::Put(CallStream<v1::PutRequest, v1::PutReply>* strea
   return gate_->Change(
       {context, "PutLiveState", JobId(first.begin().job_id())}, Right::kChange,
       [&](const Gate::Caller& caller) -> absl::Status {
+        // The caller was let in for this generation, and a later one may belong to another owner.
         if (first.begin().generation() == 0)
           first.mutable_begin()->set_generation(caller.generation.value());
         ASSIGN_OR_RETURN(const v1::PutReply reply,

@@ -12,6 +12,7 @@ PutVerdict Judge(const std::vector<WorkerPut>& workers, bool is_wanted, bool is_
   if (count(WorkerPut::kApplied) > 0) return is_pending ? PutVerdict::kWait : PutVerdict::kSet;
   if (count(WorkerPut::kOut) == static_cast<long>(workers.size())) return PutVerdict::kNotSet;
   if (is_pending) {
+    // Only with the votes of all ranks is a put taken, so without one worker it cannot be.
     const bool can_come = count(WorkerPut::kOut) + count(WorkerPut::kLost) == 0;
     return is_wanted && can_come ? PutVerdict::kWait : PutVerdict::kWithdraw;
   }
