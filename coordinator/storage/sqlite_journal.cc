@@ -101,7 +101,7 @@ void SetPagesAside(const std::string& path, int page_bytes) {
   SetAside(path, info.st_size + kMorePages * page_bytes);
 }
 
-// The journals that this process has open. SQLite's locks refuse other processes alone, and this one
+// The journals that this process has open. SQLite's locks refuse only other processes, and this one
 // loses them when it closes any descriptor of the file, as a second Open would.
 ABSL_CONST_INIT absl::Mutex open_mu(absl::kConstInit);
 
