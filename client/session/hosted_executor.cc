@@ -41,7 +41,7 @@ HostedExecutor::~HostedExecutor() {
     mu_.Await(absl::Condition(&is_over));
     stuck = stuck_;
   }
-  // A thread that is stuck comes back to nothing of this.
+  // A thread that is stuck does not touch this object any more.
   if (stuck) {
     thread_.detach();
   } else {

@@ -49,6 +49,7 @@ class LocalClusterImpl : public LocalCluster {
     for (int i = 0; i < options.num_workers; ++i) {
       const bool alone = options.num_workers == 1;
       worker.worker_id = alone ? "local" : absl::StrCat("local", i);
+      // Ranks of one worker share memory, so only several workers need connections.
       worker.data_host = alone ? "" : "127.0.0.1";
       worker.state_listen_address = "127.0.0.1:0";
       worker.socket_dir = alone ? folder_ : absl::StrCat(folder_, "/", i);

@@ -25,17 +25,17 @@
 namespace tessera {
 namespace {
 
-// How long a session that ends waits for a worker that does not hear; for its own executor it waits
-// as long as that takes.
+// How long a session that ends waits for a worker that does not answer. For its own executor it
+// waits as long as that takes.
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
-// Of an epoch that gives ranks their values from others.
+// How long an epoch may take to begin if ranks are rebuilt from others.
 constexpr absl::Duration kLongestRebuild = absl::Hours(1);
 
 // Between two attempts to attach to the next daemon.
 constexpr absl::Duration kAttachPause = absl::Milliseconds(50);
 
-// For the coordinator to say which ranks a trainer waited for.
+// How long the coordinator may take to say which ranks a trainer waits for.
 constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
 
 absl::StatusOr<MappedParameters> MapParameters(const ModelLayout& layout, const JobConfig& config,
@@ -64,7 +64,7 @@ bool MakesVersion(OpKind kind) {
          kind == OpKind::kLoad;
 }
 
-// The same for all descriptors of one memory file, and no others while it is there.
+// The same for all descriptors of one memory file; no other file has it while this one exists.
 absl::StatusOr<uint64_t> IdOfFile(int fd) {
   struct stat info;
   if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "look at the rank's memory");
@@ -385,7 +385,7 @@ absl::Status RankClient::Await(absl::FunctionRef<std::string()> what,
                                absl::FunctionRef<bool()> done) {
   const absl::Time deadline = std::min(SteadyNow() + options_.operation_timeout, wait_limit_);
   while (true) {
-    // In slices, to notice when the worker is gone and nobody will ever answer.
+    // In slices, to notice when the worker is gone and no answer will come.
     absl::Status status =
         AwaitEvent(page(), epoch_, std::min(deadline, SteadyNow() + absl::Seconds(1)), what, done);
     if (!absl::IsDeadlineExceeded(status)) return status;

@@ -171,9 +171,11 @@ absl::Status Session::WriteGradients(int unit, const GradientFiller& fill) {
   RETURN_IF_ERROR(slots.CheckNotClipped("setting gradients"));
   RETURN_IF_ERROR(slots.Claim(unit));
   if (reduced(unit)) {
+    // `fill` may keep what was reduced, so it has to see it.
     RETURN_IF_ERROR(slots.Read(OpOf(OpKind::kReadGradient, unit)));
   } else {
     const Values whole = slots.Whole(unit);
+    // The slot may hold another unit's values, and what `fill` leaves out must be zero.
     memset(whole.data(), 0, whole.size_bytes());
   }
   const std::vector<PlacedParameter>& parameters = layout().units[unit].flat.parameters();
@@ -181,6 +183,7 @@ absl::Status Session::WriteGradients(int unit, const GradientFiller& fill) {
     if (!parameters[p].spec.requires_grad) continue;
     slots.SetTouched(unit, p, fill(p, slots.touched(unit, p), slots.ValuesOf(unit, parameters[p])));
   }
+  // Also if nothing was reduced before: the step uses what was set.
   slots.gradient(unit).reduced = true;
   return slots.Submit(OpOf(OpKind::kWriteGradient, unit));
 }

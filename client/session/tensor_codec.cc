@@ -65,6 +65,7 @@ void AddTrainerTensors(Session* session, v1::LoadRequest* request) {
   if (tensors.ok()) {
     EncodeTensors(*tensors, TensorValues::kOmitted, request->mutable_buffers());
   } else {
+    // As in a save: all ranks reach the operation, and get the refusal together.
     request->set_refusal(std::string(tensors.status().message()));
   }
 }

@@ -114,7 +114,7 @@ void Install() {
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
   sigaction(SIGSEGV, &action, &before);
-  // Not this one itself, where nobody has replaced it.
+  // If no other code has replaced this handler, it must not become its own predecessor.
   if ((before.sa_flags & SA_SIGINFO) == 0 || before.sa_sigaction != OnFault)
     previous_action = before;
 }
