@@ -139,6 +139,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::str
   request.set_model_only(options.model_only);
   request.set_optimizer_only(options.optimizer_only);
   EncodeNames(options.names, &request);
+  // Buffers that the caller names are for the caller, not for the session's model.
   const bool takes_own = options.buffers.empty() && !options.optimizer_only;
   if (takes_own) AddTrainerTensors(session, &request);
   EncodeTensors(options.buffers, TensorValues::kOmitted, request.mutable_buffers());

@@ -219,7 +219,7 @@ class Plan {
           first[group] = name;
           groups_[group] = said;
         } else if (!Same(said, groups_[group])) {
-          // Torch may have given parameters of one group different numbers. This job cannot.
+          // PyTorch may have different numbers for parameters of one group. This job cannot.
           return Wrong(absl::StatusCode::kFailedPrecondition, name,
                        absl::StrCat("its numbers are not those of '", first[group],
                                     "', which is in the same param group of the job"));
