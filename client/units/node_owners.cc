@@ -43,7 +43,7 @@ void NodeOwners::EndDownTo(const Depths& depths, uint64_t this_thread, uint64_t 
     const size_t wanted = depth == depths.end() ? 0 : depth->second;
     if (of_thread.under_way.size() <= wanted) continue;
     of_thread.under_way.resize(wanted);
-    // Where another thread has come to is not known here; what it made last is not used any more.
+    // How far another thread has come is not known here. Its last nodes are not used any more.
     of_thread.Add(thread == this_thread ? next : of_thread.marks.back().from);
   }
 }

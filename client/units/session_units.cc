@@ -10,7 +10,7 @@ namespace tessera {
 absl::Status SessionUnits::Open(int unit, Precision precision) {
   // The same memory cannot show two precisions.
   if (session_->precision(unit) != precision) RETURN_IF_ERROR(Close(unit));
-  // A unit that was asked for, as the last time, and not used this time is in nobody's way.
+  // A unit that was asked for because the last step used it, and is not used now, makes room.
   const std::optional<int> other = DeviceGradients(session_).OtherInSlot(unit);
   if (other.has_value() && !session_->unsharded(*other)) RETURN_IF_ERROR(Close(*other));
   if (!session_->unsharded(unit)) RETURN_IF_ERROR(session_->Unshard(unit, precision));
