@@ -1,4 +1,4 @@
-// Tensors that a model has beside parameters, its buffers, models in files and checkpoints.
+// Tensors that a model has in addition to parameters, its buffers, models in files and checkpoints.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -46,6 +46,7 @@ std::string NamesJson(const std::vector<std::string>& missing,
                       const std::vector<std::string>& unexpected, nlohmann::json more) {
   more["missing"] = missing;
   more["unexpected"] = unexpected;
+  // Names may not be UTF-8. They are replaced, because dump would throw.
   return more.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -84,6 +85,7 @@ int tessera_set_trainer_tensors(tessera_session* session, const tessera_trainer_
     RETURN_IF_ERROR(ReadStruct(tensors, "the trainer's tensors", &given));
     RETURN_IF_ERROR(CheckNotNull(reinterpret_cast<const void*>(given.get), "get"));
     RETURN_IF_ERROR(CheckNotNull(reinterpret_cast<const void*>(given.take), "take"));
+    // The hooks copy the struct, which may be gone when they are called.
     TrainerTensors hooks;
     hooks.get = [given](TensorValues values) -> absl::StatusOr<std::vector<NamedTensor>> {
       tessera_tensors list;
@@ -105,6 +107,7 @@ int tessera_set_buffer_hooks(tessera_session* session, const tessera_buffer_hook
   tessera_buffer_hooks given;
   const absl::Status status = ReadStruct(hooks, "the hooks", &given);
   if (!status.ok()) return CodeOf(status);
+  // As above, the hooks copy the struct. Those that the caller leaves out stay unset.
   BufferHooks calls;
   if (given.stage != nullptr)
     calls.stage = [given] { return FromCallback(given.stage(given.context)); };
@@ -209,6 +212,7 @@ int tessera_load_checkpoint(tessera_session* session, const char* path, int stri
                          {{"step", loaded->step}, {"world_size", loaded->saved_world_size}}));
   }
   if (trainer_state_bytes != nullptr) *trainer_state_bytes = loaded->trainer_state.size();
+  // It may contain zeros, so its size is told separately.
   if (trainer_state != nullptr) *trainer_state = CopyOf(loaded->trainer_state);
   return TESSERA_OK;
 }

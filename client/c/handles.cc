@@ -14,6 +14,7 @@ namespace tessera::c_api {
 namespace {
 
 std::string& LastError() {
+  // By thread, so that another thread's call does not change it before it is read.
   static thread_local std::string message;
   return message;
 }
@@ -39,6 +40,7 @@ int CodeOf(const absl::Status& status) {
 
 absl::Status FromCallback(int code) {
   if (code == TESSERA_OK) return absl::OkStatus();
+  // The caller's function may return any number.
   const bool known = code > TESSERA_OK && code <= TESSERA_UNAUTHENTICATED;
   return absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
                       LastError());
@@ -47,6 +49,7 @@ absl::Status FromCallback(int code) {
 std::string Text(const char* text) { return text == nullptr ? std::string() : std::string(text); }
 
 char* CopyOf(absl::string_view text) {
+  // malloc, because the caller gives it back by tessera_free, which is free.
   char* copy = static_cast<char*>(malloc(text.size() + 1));
   if (copy == nullptr) return nullptr;
   if (!text.empty()) memcpy(copy, text.data(), text.size());
@@ -78,6 +81,7 @@ absl::Status ReadStepOptions(const tessera_step_options* given, StepOptions* opt
   if (given == nullptr) return absl::OkStatus();
   tessera_step_options read;
   RETURN_IF_ERROR(ReadStruct(given, "the step's options", &read));
+  // 0 means the default, so that a cleared struct is a plain step.
   if (read.learning_rate_scale != 0) options->learning_rate_scale = read.learning_rate_scale;
   if (read.gradient_divisor != 0) options->gradient_divisor = read.gradient_divisor;
   if (read.num_groups > 0) RETURN_IF_ERROR(CheckNotNull(read.groups, "groups"));
@@ -139,7 +143,7 @@ absl::StatusOr<ConstValues> ReadGradient(const Session& session, int unit,
                                                    "' is of a dtype (", gradient.dtype,
                                                    ") that does not fit its unit"));
   }
-  // Doubles, so that the memory is aligned for either dtype.
+  // A vector of doubles, so that the memory is aligned for floats too.
   widened->resize(static_cast<size_t>(gradient.elements + 1) / 2);
   if (dtype == DType::kBf16) Widen<narrow::Bf16>(gradient, widened);
   if (dtype == DType::kFp16) Widen<narrow::Fp16>(gradient, widened);

@@ -47,6 +47,7 @@ absl::StatusOr<SessionOptions> ReadOpenOptions(const tessera_open_options* given
   options.guard_windows = read.unguarded_windows == 0;
   options.make_device = MachineDevices();
   if (read.executor_in_process != 0) options.host_executor = InProcessExecutor();
+  // Written so that a NaN is refused too.
   for (const double seconds : {read.attach_timeout_seconds, read.operation_timeout_seconds,
                                read.recover_timeout_seconds}) {
     if (!(seconds >= 0)) return absl::InvalidArgumentError("a timeout is negative or not a number");
@@ -72,13 +73,15 @@ int DTypeCode(DType dtype) {
   }
 }
 
-// A fill of the caller's. Its failure is told to all ranks, so that none keeps half of the values.
+// The caller's fill function. Its failure is told to all ranks, so that none keeps half of the
+// values.
 class CallerFill {
  public:
   CallerFill(Session* session, tessera_fill fill, void* context)
       : session_(session), fill_(fill), context_(context) {}
 
   void operator()(int unit, int parameter, Values values) {
+    // The session calls it for each parameter, also after the epoch has been ended by a failure.
     if (!status_.ok()) return;
     status_ = FromCallback(
         fill_(context_, unit, parameter, values.data(), static_cast<int64_t>(values.size())));
@@ -129,6 +132,7 @@ std::string ProgressJson(const Session& session, const TrainingProgress& progres
 
 absl::StatusOr<TrainingProgress> ParseProgress(const Session& session, const char* text) {
   RETURN_IF_ERROR(CheckNotNull(text, "progress_json"));
+  // Without exceptions, because none may leave a C function.
   const nlohmann::json parsed = nlohmann::json::parse(std::string(text), nullptr, false);
   const absl::Status malformed = absl::InvalidArgumentError(
       "progress_json is not {\"step\": N, \"update_counts\": [[N, ...], ...]}");
@@ -160,6 +164,7 @@ int tessera_layout_json(const char* model_json, const char* config_json, char** 
     RETURN_IF_ERROR(CheckNotNull(out, "out"));
     ASSIGN_OR_RETURN(const ModelSpec model, ParseModelJson(Text(model_json)));
     ASSIGN_OR_RETURN(JobConfig config, ParseJobConfigJson(Text(config_json)));
+    // As Session::Open does: otherwise the job's layout would be another one.
     config.layout.alignment_dtype = config.compute_dtype;
     RETURN_IF_ERROR(ValidateJobConfig(config, model));
     ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(model, config));
@@ -282,6 +287,7 @@ int tessera_write_optimizer_state(tessera_session* session, const char* progress
     return filler.Outcome(WriteOptimizerState(
         session->session.get(), progress,
         [&](StateArray array, int unit, int parameter, Values values) {
+          // The function has no argument for the array: the second one has the next numbers.
           filler(unit + (array == StateArray::kFirstMoment ? 0 : num_units), parameter, values);
         }));
   }();

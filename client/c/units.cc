@@ -20,9 +20,9 @@ struct tessera_forward {
 namespace tessera::c_api {
 namespace {
 
-// Parameters are read in the compute dtype only, at addresses that do not change. In host memory
-// gradients are the session's as soon as they are told. On a GPU a unit's are kept until all of them
-// are there, and read after the caller's stream: the caller runs ahead of the GPU by a unit.
+// Parameters are read only in the compute dtype, at addresses that do not change. In host memory
+// a gradient is the session's as soon as the caller tells of it. On a GPU those of a unit are kept
+// until all are there, and read after the caller's stream: the caller runs one unit ahead.
 class Host : public SessionUnits {
  public:
   explicit Host(Session* session)
@@ -60,12 +60,14 @@ class Host : public SessionUnits {
   Precision WantedPrecision(int) const override { return Precision::kCompute; }
   void UseParameters(int, Precision) override {}
   void FollowUses(int unit) override {
+    // Other units use only slots, so only there must the caller's kernels have ended.
     if (gradients_.HasSlot(unit)) gradients_.AfterStream(stream_);
   }
   absl::Status HandOverGradients(int unit) override {
     if (kept_[unit].empty()) return absl::OkStatus();
     RETURN_IF_ERROR(Finish());  // Of the unit before.
     gradients_.AfterStream(stream_);
+    // Before the first is added, because the caller asks by it what it may free.
     reading_ = unit;
     for (const Kept& kept : std::exchange(kept_[unit], {})) {
       RETURN_IF_ERROR(gradients_.Add(unit, kept.parameter, kept.values, kept.elements, kept.dtype));
@@ -96,7 +98,7 @@ struct tessera_units {
                &host) {}
 
   tessera::Session* const session;
-  // Backwards may run on threads of the framework's.
+  // Backwards may run on the framework's threads.
   absl::Mutex mu;
   tessera::c_api::Host host;  // Guarded by mu, too; the driver calls it.
   tessera::UnitDriver driver ABSL_GUARDED_BY(mu);
@@ -109,6 +111,7 @@ using namespace tessera::c_api;  // NOLINT
 namespace {
 
 absl::Status CheckInBackward(const UnitDriver& driver) {
+  // The driver counts in its innermost backward, so there must be one.
   if (driver.in_backward()) return absl::OkStatus();
   return absl::FailedPreconditionError("no backward is under way");
 }
@@ -225,6 +228,7 @@ int tessera_units_gradient(tessera_units* units, int unit, const tessera_gradien
     RETURN_IF_ERROR(CheckUnit(*units->session, unit));
     absl::MutexLock lock(&units->mu);
     RETURN_IF_ERROR(CheckInBackward(units->driver));
+    // First, because OnGradient may reduce the unit.
     if (gradient != nullptr) {
       RETURN_IF_ERROR(TakeGradient(units, unit, *gradient));
     }
@@ -237,10 +241,11 @@ int tessera_units_end_backward(tessera_units* units, int failed) {
   absl::MutexLock lock(&units->mu);
   absl::Status status = CheckInBackward(units->driver);
   if (status.ok()) status = units->driver.EndBackward(failed != 0);
-  // Of units that are not reduced yet, too: their gradients are the caller's again.
+  // Also for units that are not reduced yet, because the caller may free their gradients now.
   if (status.ok() && failed == 0) {
     status = units->host.HandOverAll();
   } else {
+    // After an error nothing may read the caller's gradients any more.
     units->host.Drop();
   }
   return CodeOf(status);
