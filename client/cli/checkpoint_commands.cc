@@ -83,6 +83,7 @@ void WriteVerificationJson(const Verification& found, const Console& console) {
 absl::Status RunVerify(const Flags& flags, const Console& console) {
   ASSIGN_OR_RETURN(const std::string path, PlainPath(WithoutSlash(flags.path)));
   Verification found;
+  // In a scope of its own, so that the line has ended before anything else is written.
   {
     ProgressLine progress(console, "verifying");
     ASSIGN_OR_RETURN(found, VerifyCheckpoint(path, [&](int64_t done_bytes, int64_t all_bytes) {
@@ -101,6 +102,7 @@ absl::Status RunVerify(const Flags& flags, const Console& console) {
       *console.out << Printable(damage.message()) << "\n";
   }
   if (!found.damages.empty()) {
+    // The damages are listed above, because an error is one line.
     return absl::DataLossError(
         absl::StrCat(path, ": ", found.damages.size(), " of its parts are damaged"));
   }
@@ -124,6 +126,7 @@ void RegisterCheckpointsCommand(CLI::App* app, RunCommand* selected) {
   flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddTimeout(command);
   command->callback([flags, selected] {
+    // The parser has no rule for "one of the two".
     if (flags->path.empty() && flags->job.empty()) throw CLI::RequiredError("path or --job");
     *selected = [flags](const Console& console) { return RunCheckpoints(*flags, console); };
   });

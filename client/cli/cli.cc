@@ -31,6 +31,7 @@ std::string OneLine(const absl::Status& status) {
 }
 
 int Report(const absl::Status& status, const Console& console) {
+  // Buffered output fails only when it is flushed.
   console.out->flush();
   if (status.ok() && console.out->good()) return kExitOk;
   *console.err << "tessera: "

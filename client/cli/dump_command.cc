@@ -75,6 +75,7 @@ absl::StatusOr<std::vector<v1::DumpRankResponse>> GetDumps(const Flags& flags) {
       if (job.job_id() != flags.job_id) continue;
       for (const auto& [rank, status] : job.ranks()) ranks.push_back(rank);
     }
+    // A protobuf map has no order.
     std::sort(ranks.begin(), ranks.end());
   }
   if (ranks.empty()) {
@@ -92,6 +93,7 @@ absl::StatusOr<std::vector<v1::DumpRankResponse>> GetDumps(const Flags& flags) {
 absl::Status WriteFile(const std::string& path, const std::string& text) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
   out << text;
+  // Only closing shows whether everything could be written.
   out.close();
   if (out.fail()) return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
   return absl::OkStatus();

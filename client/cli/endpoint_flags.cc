@@ -80,10 +80,12 @@ Endpoint EndpointFlags::Coordinator() const {
   return {coordinator_address_, tls_, Timeout(), insecure_connect_};
 }
 
+// Without TLS files: a worker's socket is local.
 Endpoint EndpointFlags::Worker() const { return {worker_address_, {}, Timeout()}; }
 
 absl::Duration EndpointFlags::Timeout() const {
   absl::Duration timeout = Endpoint().timeout;
+  // CheckTimeout has accepted the text.
   absl::ParseDuration(timeout_, &timeout);
   return timeout;
 }

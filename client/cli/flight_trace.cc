@@ -24,7 +24,7 @@ Json Metadata(const char* what, int rank, int track, const std::string& name) {
   return {{"ph", "M"}, {"name", what}, {"pid", rank}, {"tid", track}, {"args", {{"name", name}}}};
 }
 
-// When what was not done at least was over.
+// The latest time at which an operation that was not completed was over.
 int64_t EndOf(const v1::FlightRecord& record, const v1::DumpRankResponse& dump) {
   if (record.done_steady_ns() != 0) return record.done_steady_ns();
   for (const v1::FlightRecord& later : dump.records()) {

@@ -72,6 +72,7 @@ std::string FlightState(const v1::FlightRecord& record, const v1::DumpRankRespon
 }
 
 absl::Time WallTime(int64_t steady_ns, const v1::DumpRankResponse& dump) {
+  // A steady clock means nothing in another process, but its differences do.
   return absl::FromUnixNanos(dump.now_unix_ns()) -
          (absl::Nanoseconds(dump.now_steady_ns()) - absl::Nanoseconds(steady_ns));
 }

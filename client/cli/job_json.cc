@@ -9,6 +9,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string Text(const Json& json) {
+  // Escaped to ASCII, because the texts come from a server and may be shown on a terminal.
   return json.dump(2, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
 }
 
@@ -31,6 +32,7 @@ Json RanksJson(const v1::Job& job) {
       json["worker_id"] = row.placement->worker_id();
       json["device"] = row.placement->device();
     }
+    // A rank that has not reported has the same keys as the others.
     AddStatus(row.status == nullptr ? v1::RankStatus::default_instance() : *row.status, &json);
     ranks.push_back(std::move(json));
   }
@@ -50,6 +52,7 @@ Json JobJson(const v1::Job& job) {
               {"fake_all_gather", job.config().fake_all_gather()},
               {"fake_reduce_scatter", job.config().fake_reduce_scatter()},
               {"num_units", job.model().units_size()},
+              // As text: many readers of JSON round numbers above 2^53.
               {"layout_digest", absl::StrCat(absl::Hex(job.layout_digest(), absl::kZeroPad16))},
               {"ranks", RanksJson(job)}};
 }

@@ -36,6 +36,7 @@ class GrpcJobsClient : public JobsClient {
     do {
       ASSIGN_OR_RETURN(v1::ListJobsResponse page,
                        Call(jobs_.get(), &v1::Jobs::Stub::ListJobs, request));
+      // Empty after the last page.
       request.set_after_job_id(page.next_after_job_id());
       for (v1::Job& job : *page.mutable_jobs()) *all.add_jobs() = std::move(job);
     } while (!request.after_job_id().empty());

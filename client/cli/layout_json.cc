@@ -110,6 +110,7 @@ Json GpuJson(const WorkerMemory& workers) {
 
 absl::Status WriteLayoutJson(const ModelLayout& layout, const MemoryOptions& memory,
                              const WorkerMemory& workers, std::ostream* out) {
+  // First, because it may fail, and then nothing may have been written.
   ASSIGN_OR_RETURN(const Json memory_json, MemoryJson(layout, memory));
   *out << absl::StrFormat("{\"world_size\":%d,\"layout_digest\":\"%016x\",\"units\":[",
                           layout.world_size, LayoutDigest(layout));

@@ -76,6 +76,7 @@ class Writer {
     RETURN_IF_ERROR(CheckWhole());
     if (next_ != tensors_.size())
       return absl::DataLossError(absl::StrCat("tensor '", tensors_[next_].name(), "' is missing"));
+    // On the disk before the file gets its name.
     RETURN_IF_ERROR(file_.Sync());
     result_.num_tensors = static_cast<int64_t>(header_->tensors.size());
     return result_;
@@ -92,12 +93,14 @@ class Writer {
 
   absl::Status TakeTensor(const v1::LiveTensorInfo& info) {
     RETURN_IF_ERROR(CheckWhole());
+    // The file's header was written from the list, so nothing else has a place in it.
     if (next_ == tensors_.size() || !IsSame(tensors_[next_], info))
       return absl::DataLossError(absl::StrCat("tensor '", info.name(), "' was not listed"));
     ++next_;
     current_ = &header_->tensors.at(info.name());
     end_bytes_ = 0;
     if (!IsFirstMoment(info)) return absl::OkStatus();
+    // A float, as in PyTorch's optimizers.
     const auto updates = static_cast<float>(info.update_count());
     char bytes[sizeof(updates)];
     memcpy(bytes, &updates, sizeof(updates));
@@ -108,6 +111,7 @@ class Writer {
     if (current_ == nullptr) return absl::DataLossError("a piece without a tensor");
     const int64_t element_bytes = SizeBits(current_->dtype) / 8;
     const auto size_bytes = static_cast<int64_t>(piece.data().size());
+    // What was left out would be zeros in the file, which looks like values.
     if (piece.offset_elements() != end_bytes_ / element_bytes) {
       return absl::DataLossError(absl::StrCat("tensor '", current_->name, "': element ",
                                               end_bytes_ / element_bytes, " was left out"));

@@ -83,6 +83,7 @@ absl::StatusOr<std::vector<int64_t>> ParseShape(const Json& shape, absl::string_
   dimensions.reserve(shape.size());
   for (const Json& dimension : shape) {
     if (!dimension.is_number_integer()) return InvalidAt(where, "\"shape\" holds a non-integer");
+    // get<int64_t> would turn a larger number into a negative one.
     if (dimension.is_number_unsigned() &&
         dimension.get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()}) {
       return InvalidAt(where, "\"shape\" holds a number that int64 cannot");
@@ -131,6 +132,7 @@ absl::StatusOr<TensorSpec> ParseParameter(const Json& json, const std::string& u
     ASSIGN_OR_RETURN(shared_with, ParseString(json, "shared_with", where));
   }
   const auto primary = earlier.find(shared_with);
+  // A primary that is not there is an error of ValidateModel.
   const bool has_primary = !shared_with.empty() && primary != earlier.end();
   if (has_primary) spec = primary->second;
   spec.name = name;
@@ -181,6 +183,7 @@ absl::StatusOr<BufferSpec> ParseBuffer(const Json& json, size_t index) {
 absl::StatusOr<ModelSpec> ParseModelSpecJson(absl::string_view text) {
   const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) {
+    // Parsed a second time, only to find the place for the message.
     ErrorFinder finder;
     Json::sax_parse(text.begin(), text.end(), &finder);
     return absl::InvalidArgumentError(absl::StrCat("not JSON at byte ", finder.position()));
@@ -210,6 +213,7 @@ absl::StatusOr<ModelSpec> ParseModelSpecJson(absl::string_view text) {
 absl::StatusOr<ModelSpec> ReadModelSpecFile(const std::string& path) {
   const std::string what = absl::StrCat("spec file '", path, "'");
   struct stat info = {};
+  // A folder can be opened, and only reading it fails.
   if (stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(what, " is a folder"));
   }
@@ -220,6 +224,7 @@ absl::StatusOr<ModelSpec> ReadModelSpecFile(const std::string& path) {
   std::string block(1 << 16, '\0');
   while (file.read(block.data(), block.size()) || file.gcount() > 0) {
     text.append(block, 0, file.gcount());
+    // While reading, because the size of a pipe is not known before.
     if (static_cast<int64_t>(text.size()) > kMaxFileBytes) {
       return absl::InvalidArgumentError(absl::StrCat(what, " is larger than 256 MiB"));
     }

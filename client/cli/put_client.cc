@@ -17,6 +17,7 @@ class GrpcPutClient : public PutClient {
 
   absl::StatusOr<v1::PutReply> Put(
       const v1::PutBegin& begin, absl::FunctionRef<absl::Status(SendPiece)> send_pieces) override {
+    // Without a deadline: a put takes as long as its data and the trainers' next step.
     grpc::ClientContext context;
     v1::PutReply reply;
     const auto writer = stub_->PutLiveState(&context, &reply);
@@ -31,12 +32,14 @@ class GrpcPutClient : public PutClient {
         return is_open;
       });
     }
+    // Cancelled instead of ended: after an end the workers would offer what they have.
     if (!sent.ok()) context.TryCancel();
     if (sent.ok() && is_open) {
       request.mutable_end();
       writer->WriteLast(request, grpc::WriteOptions());
     }
     const absl::Status status = CallStatus(writer->Finish(), "coordinator", endpoint_);
+    // First, because after it the call's status says only that it was cancelled.
     RETURN_IF_ERROR(sent);
     RETURN_IF_ERROR(status);
     return reply;

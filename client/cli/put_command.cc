@@ -46,6 +46,7 @@ absl::Status RunPut(const Flags& flags, const Console& console) {
   ASSIGN_OR_RETURN(const auto live, OpenLiveClient(flags.endpoint.Coordinator()));
   ASSIGN_OR_RETURN(const auto client, PutClient::Create(flags.endpoint.Coordinator()));
   v1::PutReply reply;
+  // In a scope of its own, so that the line has ended before anything else is written.
   {
     ProgressLine progress(console, "sending");
     ASSIGN_OR_RETURN(reply, PutFile(live.get(), client.get(), flags.job, flags.from, options,

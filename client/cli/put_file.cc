@@ -53,6 +53,7 @@ Called CallIn(const std::map<std::string, Meaning>& meanings,
               const std::vector<NameSelection::Rename>& renames, const std::string& stored) {
   const std::string plain = NameInModel(renames, stored);
   const auto found = meanings.find(plain);
+  // A parameter's own name may also begin with "state.", and then it is not a moment's.
   const bool is_plain =
       found != meanings.end() && found->second.info != nullptr && !IsMoment(*found->second.info);
   absl::string_view parameter = stored;
@@ -79,6 +80,7 @@ absl::StatusOr<int64_t> ReadCount(const StoredTensors& stored, const StoredKey& 
   } else if (entry.numel == 1 && entry.dtype == StoredDType::kF64) {
     memcpy(&count, bytes, sizeof(count));
   }
+  // Bounded before the cast, because the file may have any number, NaN included.
   if (count >= 0 && count <= 1e9) return static_cast<int64_t>(count);
   return absl::InvalidArgumentError(
       absl::StrCat("tensor '", key.second, "' is not a count of updates"));
@@ -125,6 +127,7 @@ absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& j
   PutFilePlan plan;
   std::map<std::string, std::string> stored_of;  // By name in the job.
   for (const auto& [key, entry] : stored.entries()) {
+    // Only the trainers know what their part means.
     if (key.first == "trainer") continue;
     const Called called = CallIn(meanings, options.selection.renames, key.second);
     const std::string& name = called.in_job;
@@ -180,6 +183,7 @@ absl::StatusOr<v1::PutReply> PutFile(LiveClient* live, PutClient* client, const 
   ASSIGN_OR_RETURN(const std::unique_ptr<StoredTensors> stored, StoredTensors::Open(path));
   v1::LiveStateQuery query;
   query.set_job_id(job_id);
+  // Everything, so that names in the file are recognised even if they are not to be sent.
   query.set_moments(true);
   query.set_buffers(true);
   ASSIGN_OR_RETURN(const std::vector<v1::LiveTensorInfo> job, live->List(query));

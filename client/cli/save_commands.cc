@@ -47,6 +47,7 @@ v1::RequestSaveRequest RequestOf(const Flags& flags) {
   request.set_request_id(NewRequestId());
   request.set_job_id(flags.job);
   SaveSpec spec = flags.spec;
+  // The coordinator refuses a path that ends with a slash.
   while (spec.path.size() > 1 && spec.path.back() == '/') spec.path.pop_back();
   spec.options.in_background = !flags.in_foreground;
   spec.options.overwrite = !flags.no_overwrite;
@@ -63,6 +64,7 @@ absl::StatusOr<v1::Save> Await(SavesClient* client, v1::Save save, const Flags& 
   std::string told;
   while (save.state() != v1::SAVE_STATE_ENDED) {
     const std::string line = SaveLine(save);
+    // Only if a person looks, and to stderr, so that the output is the result alone.
     if (line != told && console.out_is_terminal && !flags.json) *console.err << line << std::endl;
     told = line;
     absl::SleepFor(kLookAgain);

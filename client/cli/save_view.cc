@@ -12,6 +12,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string Text(const Json& json) {
+  // Paths may not be UTF-8. They are replaced, because dump would throw.
   return json.dump(2, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -62,6 +63,7 @@ std::string WhatItDoes(const v1::Save& save) {
   if (save.cancel_requested()) absl::StrAppend(&text, "; is being cancelled");
   if (save.tries() > 0)
     absl::StrAppend(&text, "; try ", save.tries(), " failed: ", save.last_failure());
+  // Texts of servers and paths must not control the terminal.
   return Printable(text);
 }
 

@@ -179,6 +179,7 @@ class LiveCopy {
     v1::LiveStateQuery query;
     query.set_job_id(flags.job);
     query.set_buffers(!flags.no_buffers);
+    // Only what is compared is read from the job.
     if (!flags.match.empty()) query.add_include(flags.match);
     ASSIGN_OR_RETURN(const auto client, OpenLiveClient(flags.endpoint.Coordinator()));
     std::string folder = "/tmp/tessera-diff-XXXXXX";
@@ -198,6 +199,7 @@ class LiveCopy {
 };
 
 absl::Status RunDiff(const Flags& flags, const Console& console) {
+  // Declared first, so that the file outlives the reader.
   LiveCopy copy;
   ASSIGN_OR_RETURN(const std::unique_ptr<StoredTensors> a,
                    flags.job.empty() ? StoredTensors::Open(flags.a) : copy.Open(flags, console));
@@ -208,7 +210,7 @@ absl::Status RunDiff(const Flags& flags, const Console& console) {
     DiffOptions options;
     options.selects = [&](const std::string& name) {
       if (!MatchesPattern(flags.match, name)) return false;
-      // Of a job just its model is compared: what else a checkpoint has is not its matter.
+      // Of a job only its model is compared, not what a checkpoint has in addition.
       return flags.job.empty() || a->entries().count({"model", name}) > 0;
     };
     options.progress = [&](int64_t done, int64_t all) { progress.Tell(done, all); };
@@ -251,6 +253,7 @@ void RegisterDiffCommand(CLI::App* app, RunCommand* selected) {
   command->callback([flags, selected] {
     if (flags->b.empty() == flags->job.empty())
       throw CLI::ValidationError("diff", "takes two paths, or one and --job");
+    // With --job, the only path is the second side.
     if (flags->b.empty()) flags->b = flags->a;
     *selected = [flags](const Console& console) { return RunDiff(*flags, console); };
   });

@@ -85,6 +85,7 @@ absl::Status Run(const Flags& flags, const Console& console) {
   TopView view(flags.endpoint.Coordinator().address);
   const auto next_frame = [&]() -> absl::StatusOr<std::string> {
     ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, GetJobs(flags, client.get()));
+    // One row less than there are: a line break in the last row would scroll the screen.
     return CropFrame(view.Frame(jobs, WallNow()), TerminalRows() - 1);
   };
   return RunLive(
