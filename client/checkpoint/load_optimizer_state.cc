@@ -285,7 +285,7 @@ class Loader {
     while (true) {
       const absl::Status status = Try();
       if (status.ok()) return plan_.groups();
-      RETURN_IF_ERROR(session_.Recover());  // Where the epoch is over, by whosever error.
+      RETURN_IF_ERROR(session_.Recover());  // If the epoch is over, by any rank's error.
       if (!absl::IsAborted(status)) return status;
       // It was decided before the epoch ended, so it is done.
       if (session_.num_writes() > writes) return plan_.groups();

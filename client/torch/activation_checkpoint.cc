@@ -199,7 +199,7 @@ Tensors CheckpointFunction::backward(AutogradContext* ctx, Tensors gradients) {
   Tensors outputs, output_gradients;
   const Tensors visible = state->Visible(all);
   for (size_t i = 0; i < visible.size(); ++i) {
-    // Of outputs that nobody used, or that need none.
+    // An output that was not used, or needs no gradient, has none.
     if (!gradients[i].defined() || !visible[i].requires_grad()) continue;
     outputs.push_back(visible[i]);
     output_gradients.push_back(gradients[i]);

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// One of those that libtorch leaves to others, and that those use last.
+// A key that libtorch leaves to other projects; the last of these, which is used least.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::PrivateUse3;
 
 class KeptGradientImpl : public c10::TensorImpl {

@@ -64,8 +64,8 @@ struct Memory {
   }
 };
 
-// Why nothing may be asked of it but what it is called: libtorch would throw, or write to memory
-// that is none of its own. Empty: it is as other tensors are.
+// Why nothing but its name may be asked of the tensor: libtorch would throw, or write to memory
+// that is not the tensor's. Empty: it is an ordinary tensor.
 std::string UnfitOf(const torch::Tensor& tensor) {
   if (tensor.layout() != torch::kStrided)
     return absl::StrCat("is ", (std::ostringstream() << tensor.layout()).str());
@@ -129,7 +129,7 @@ class Plan {
     LiveQuery query;
     query.job_id = options_.job_id;
     query.buffers = options_.buffers;
-    // Of many it reads all, and leaves out what nobody wants.
+    // With too many names for a query, all is read, and what is not wanted is left out.
     if (entries_.size() == num_entries || entries_.size() > kMaxPatterns) return query;
     for (const auto& [name, entry] : entries_) query.include.push_back(name);
     return query;
@@ -204,7 +204,7 @@ class Plan {
     by_name_[name] = known->second;
   }
 
-  // What is set as two must not be partly one: a view of a part, or in another shape.
+  // Two tensors that are set separately must not share some of their elements, as a view does.
   absl::Status CheckAreApart() const {
     std::map<const void*, std::vector<const Target*>> by_storage;
     for (const Target& target : targets_) {
@@ -330,7 +330,7 @@ class StagingSink : public LiveSink {
 
   absl::Status StageIfWhole() {
     if (done_bytes_ != listed_->size_bytes) return absl::OkStatus();
-    // No other bytes than 0 and 1 are a bool.
+    // A bool's byte must be 0 or 1.
     return plan_->Stage(listed_->name, is_bool_ ? values_.ne(0) : values_);
   }
 

@@ -53,7 +53,7 @@ class BufferKeeper {
     }
   }
 
-  // Sets what has changed; or says what went wrong before, where nobody could be told.
+  // Sets what has changed, or returns an earlier error that a hook could not return.
   absl::Status Stage() {
     // Where a hook could not return an error, the next stage does.
     RETURN_IF_ERROR(std::exchange(trouble_, absl::OkStatus()));
@@ -135,7 +135,7 @@ class BufferKeeper {
         if (published_.IsGiven(number)) TakeOne(i);
         continue;
       }
-      // The state has other bytes, which are the next version's no more.
+      // The state has other bytes, which the next version will not have.
       if (published_.IsGiven(number)) buffer.taken = published_.sequence(number);
       RETURN_IF_ERROR(Check(buffer));
       if (buffer.before.sizes() == buffer.tensor.sizes()) CopyInto(&buffer, buffer.before);
@@ -254,7 +254,7 @@ class BufferKeeper {
       const bool is_bool = buffer.type == torch::kBool;
       torch::Tensor values = torch::empty(buffer.spec->shape, is_bool ? torch::kByte : buffer.type);
       if (!bytes.empty()) memcpy(values.data_ptr(), bytes.data(), bytes.size());
-      if (is_bool) values = values.ne(0);  // No other bytes than 0 and 1 are a bool.
+      if (is_bool) values = values.ne(0);  // A bool's byte must be 0 or 1.
       CopyInto(&buffer, values);
     }
     Remember(&buffer, sequence);
@@ -264,7 +264,7 @@ class BufferKeeper {
   SessionBuffers published_;
   std::vector<Buffer> buffers_;
   bool restoring_ = false;
-  absl::Status trouble_;  // Of a hook that can tell nobody.
+  absl::Status trouble_;  // Of a hook that cannot return an error.
 };
 
 }  // namespace

@@ -28,6 +28,7 @@ void OnModelSaveRequest(ShardedModel* model,
   OnSaveRequest(&model->session(),
                 [model, trainer_state = std::move(trainer_state)](
                     int64_t step) -> absl::StatusOr<CheckpointContents> {
+                  // A requested save is made within the step, so being in one is no error here.
                   RETURN_IF_ERROR(model->CheckIdle("a checkpoint"));
                   CheckpointContents contents;
                   if (trainer_state != nullptr) {

@@ -22,7 +22,7 @@ void SetBuffers(const torch::nn::Module& root, const std::vector<NamedTensor>& b
     torch::Tensor values =
         torch::empty(found->sizes(), is_bool ? torch::kByte : found->scalar_type());
     if (!from.values.empty()) memcpy(values.data_ptr(), from.values.data(), from.values.size());
-    if (is_bool) values = values.ne(0);  // No other bytes than 0 and 1 are a bool.
+    if (is_bool) values = values.ne(0);  // A bool's byte must be 0 or 1.
     torch::Tensor target = *found;
     target.copy_(values);
   }

@@ -48,7 +48,8 @@ const TensorSpec& SpecOf(const Session& session, int unit, int parameter) {
   return session.layout().units[unit].flat.parameters()[parameter].spec;
 }
 
-// Words at a time; not for foes. Every byte counts, and so do shape and dtype.
+// A word at a time; against mistakes, not against attackers. Every byte counts, and so do shape and
+// dtype.
 uint64_t DigestOf(const torch::Tensor& tensor) {
   uint64_t digest = 0x9e3779b97f4a7c15;
   const auto mix = [&digest](uint64_t word) {
@@ -130,7 +131,7 @@ absl::Status SyncBuffers(SessionSetup* setup, const Session& session,
     mix(static_cast<uint64_t>(buffer.tensor.scalar_type()));
     for (const int64_t size : buffer.tensor.sizes()) mix(size);
   }
-  // Else ranks would take another number of parts, or bytes of something else.
+  // Otherwise ranks would take different numbers of pieces, or the bytes of another buffer.
   RETURN_IF_ERROR(CheckAlike(setup, session, buffers, shapes,
                              "have buffers of different names, shapes or dtypes: rank 0's cannot "
                              "be given to all (sync_module_states)"));

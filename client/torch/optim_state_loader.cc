@@ -107,6 +107,7 @@ absl::Status OptimStateLoader::PlanParameter(int unit, int p, const OptimParamSt
 }
 
 absl::Status OptimStateLoader::PlanGroups() {
+  // Without groups the job's own numbers stay.
   if (dict_->groups.empty()) return absl::OkStatus();
   const size_t wanted = session_->config().groups.size();
   if (dict_->groups.size() != wanted) {

@@ -41,6 +41,7 @@ torch::ScalarType ScalarTypeOf(DType dtype) {
 
 bool KeepsFullPrecision(const MixedPrecision& precision, const torch::nn::Module& module,
                         const std::string& name) {
+  // Where nothing is computed in lower precision, nothing has to be kept out of it.
   if (precision.param_dtype.value_or(DType::kFp32) == DType::kFp32) return false;
   if (precision.full_precision == nullptr || module.parameters().empty()) return false;
   if (dynamic_cast<const ShardedBase*>(&module) == nullptr) {

@@ -112,6 +112,7 @@ absl::StatusOr<OptimStateDict> GatherOptimState(ShardedModel* model, ShardOptimi
     const auto names = own->ParameterNames();
     absl::StatusOr<OptimStateDict> local =
         names.ok() ? OptimStateOf(own->optimizer(), *names) : names.status();
+    // All ranks exchange tensors next, so none may return by itself.
     RETURN_IF_ERROR(exchange.AgreeOn(local.status()));
     RETURN_IF_ERROR(
         exchange.CheckAlike(TextOf(*local), "have optimizers with state of different parameters"));

@@ -28,6 +28,7 @@ StateEntry StateEntry::Whole(torch::Tensor tensor) {
 StateEntry RowsEntry(const torch::Tensor& whole, int64_t num_chunks, int64_t chunk) {
   const ElementRange rows = RowsOf(whole.size(0), num_chunks, chunk);
   StateEntry entry;
+  // A copy, so that the whole tensor can be freed.
   entry.tensor = whole.narrow(0, rows.begin, rows.size()).clone();
   entry.kind = StateEntry::Kind::kRows;
   entry.shape = whole.sizes().vec();

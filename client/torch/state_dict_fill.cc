@@ -52,6 +52,7 @@ absl::Status StateDictLoader::SharePlan() {
   size_t at = 0;
   for (auto& [unit, keys] : keys_) {
     for (size_t p = 0; p < keys.size(); ++p) {
+      // Any name will do: rank 0 sends the values.
       if (given[at++] != 0) keys[p] = SpecOf(unit, p).name;
     }
   }

@@ -73,6 +73,7 @@ absl::StatusOr<StateDictSettings> StateDictTypes::Get(const torch::nn::Module& m
 absl::StatusOr<StateDictSettings> StateDictTypes::Set(const torch::nn::Module& module,
                                                       const StateDictSettings& settings) {
   RETURN_IF_ERROR(CheckConfigs(settings));
+  // One value is enough to restore all units: Get has checked that they have the same.
   ASSIGN_OR_RETURN(const StateDictSettings before, Get(module));
   for (const int unit : UnitsBelow(*units_, module, /*recurse=*/true)) of_[unit] = settings;
   return before;

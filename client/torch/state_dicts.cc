@@ -74,6 +74,7 @@ absl::StatusOr<StateDict> StateDicts::TryGet(const torch::nn::Module& module,
   const bool local = settings.type == StateDictType::kLocal;
   ASSIGN_OR_RETURN(const std::string prefix, PrefixOf(*model_, module));
   std::map<int, std::vector<StateEntry>> units;
+  // In the order of the units, which is the same on all ranks, because reading is collective.
   for (const int unit : UnitsOfSites(sites)) {
     ASSIGN_OR_RETURN(units[unit], ReadUnit(unit, settings));
   }

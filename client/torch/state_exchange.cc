@@ -77,6 +77,7 @@ absl::StatusOr<torch::Tensor> StateExchange::Share(const torch::Tensor& own,
                                                    const std::vector<int64_t>& shape,
                                                    torch::ScalarType dtype) {
   const torch::Tensor shared = session_->rank() == 0
+                                   // A copy, because the broadcast also writes on rank 0.
                                    ? own.detach().to(torch::kCPU, dtype).contiguous().clone()
                                    : torch::empty(shape, dtype);
   RETURN_IF_ERROR(setup_.Broadcast(BytesOf(shared)));
@@ -125,6 +126,7 @@ absl::StatusOr<torch::Tensor> StateExchange::GatherParts(const torch::Tensor& ow
 
 torch::Tensor FlatPart(const torch::Tensor& whole, const ElementRange& range,
                        torch::ScalarType dtype) {
+  // A copy, so that the whole tensor can be freed.
   return whole.detach()
       .reshape({-1})
       .slice(0, range.begin, range.end)

@@ -53,6 +53,7 @@ absl::StatusOr<std::vector<StateSite>> SitesOf(ShardedModel* model,
     if (place == places.end()) {
       sites.push_back({name.substr(prefix->size()), -1, -1, tensor});
     } else {
+      // The values of a unit's parameter are in the cluster, so it needs no tensor.
       sites.push_back({name.substr(prefix->size()), place->second.unit, place->second.parameter});
     }
   };
@@ -72,6 +73,7 @@ std::vector<int> UnitsOfSites(const std::vector<StateSite>& sites) {
   for (const StateSite& site : sites) {
     if (site.unit >= 0) units.push_back(site.unit);
   }
+  // In the order of all ranks, because reading the units is collective.
   std::sort(units.begin(), units.end());
   units.erase(std::unique(units.begin(), units.end()), units.end());
   return units;

@@ -159,6 +159,7 @@ absl::StatusOr<std::vector<char>> FullParameters::Exchange(
   std::vector<char> said, all(which_.size() * num_ranks), by_unit(all.size());
   for (const int unit : which_) said.push_back(own(unit) ? 1 : 0);
   RETURN_IF_ERROR(SessionSetup(session_).AllGather(said, all.data()));
+  // Gathered rank by rank, but returned unit by unit.
   for (size_t i = 0; i < by_unit.size(); ++i)
     by_unit[i] = all[i % num_ranks * which_.size() + i / num_ranks];
   return by_unit;
@@ -189,6 +190,7 @@ absl::Status FullParameters::WriteGradients() {
   const auto num_ranks = static_cast<ptrdiff_t>(session_->config().world_size);
   for (size_t i = 0; i < which_.size(); ++i) {
     const auto first = all.begin() + static_cast<ptrdiff_t>(i) * num_ranks;
+    // If one rank has a gradient of the unit, all write it, because writing is collective.
     if (std::count(first, first + num_ranks, 1) > 0) RETURN_IF_ERROR(WriteGradientsOf(which_[i]));
   }
   return absl::OkStatus();

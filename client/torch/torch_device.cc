@@ -14,6 +14,7 @@ std::atomic<bool> gpus_are_of_the_processor{false};
 }  // namespace
 
 torch::Device DeviceOf(const Session& session) {
+  // device() changes nothing, although DeviceGradients takes a session that it may change.
   const int device = DeviceGradients(const_cast<Session*>(&session)).device();
   if (device < 0 || gpus_are_of_the_processor.load()) return torch::kCPU;
   return {torch::kCUDA, static_cast<torch::DeviceIndex>(device)};

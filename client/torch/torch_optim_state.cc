@@ -44,6 +44,7 @@ absl::StatusOr<OptimParamState> FromAdam(const State& state) {
   if (state.max_exp_avg_sq().defined()) return AmsgradError();
   OptimParamState from;
   from.step = state.step();
+  // Copies, because the next step changes the optimizer's own.
   from.moments["exp_avg"] = StateEntry::Whole(state.exp_avg().detach().clone());
   from.moments["exp_avg_sq"] = StateEntry::Whole(state.exp_avg_sq().detach().clone());
   return from;
@@ -147,6 +148,7 @@ absl::StatusOr<std::unique_ptr<OptimizerParamState>> ToTorch(const Optimizer& op
     RETURN_IF_ERROR(
         CheckStateEntry(absl::StrCat(name, "', '", moment), entry->second,
                         {StateEntry::Kind::kWhole, parameter.sizes().vec(), ElementRange()}));
+    // A copy also where nothing is converted: the dictionary stays the caller's.
     moments[moment] = entry->second.tensor.detach().to(parameter.options()).clone();
   }
   if (dynamic_cast<const torch::optim::AdamW*>(&optimizer) != nullptr)
@@ -250,6 +252,7 @@ absl::Status SetState(const OptimStateDict& dict, const std::vector<std::string>
                       Optimizer* optimizer) {
   // All states are made before any is replaced: an error leaves the optimizer as it was.
   ASSIGN_OR_RETURN(States states, StatesFrom(dict, names, *optimizer));
+  // Parameters that the dictionary leaves out begin without state.
   optimizer->state().clear();
   for (auto& [key, state] : states) optimizer->state()[key] = std::move(state);
   auto& groups = optimizer->param_groups();

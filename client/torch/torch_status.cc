@@ -14,6 +14,7 @@ absl::Status OtherExceptionStatus() {
   int failed = 0;
   if (char* const plain = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &failed)) {
     name = plain;
+    // The demangler allocates with malloc.
     std::free(plain);
   }
   return absl::UnknownError(

@@ -25,7 +25,7 @@ absl::StatusOr<StoredDType> DTypeOf(const std::string& name, const torch::Tensor
                                                  ", which checkpoints do not have"));
 }
 
-// A bool of another byte than 0 and 1 is none that a program may look at.
+// A program must not read a bool whose byte is neither 0 nor 1.
 absl::Status CheckBools(const NamedTensor& tensor) {
   if (tensor.dtype != StoredDType::kBool) return absl::OkStatus();
   for (const char value : tensor.values) {
@@ -40,6 +40,7 @@ absl::StatusOr<std::map<std::string, torch::Tensor>> OwnTensors(ShardedModel* mo
   ASSIGN_OR_RETURN(const std::vector<StateSite> sites, SitesOf(model, model->root()));
   std::map<std::string, torch::Tensor> own;
   for (const StateSite& site : sites) {
+    // Parameters of units are in the job's shards. Only the rest is the trainer's own.
     if (site.unit < 0) own.emplace(site.name, site.tensor);
   }
   return own;

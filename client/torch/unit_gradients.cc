@@ -33,7 +33,7 @@ absl::Status UnitGradients::Add(int unit, int parameter, const torch::Tensor& gr
   const DType dtype = session_->full_dtype(unit);
   // Autograd may give half precision or another layout. Slots have the full dtype.
   torch::Tensor whole = gradient.detach().to(ScalarTypeOf(dtype));
-  // Of an embedding, perhaps: rows that come twice are summed in full precision.
+  // A sparse gradient, as of an embedding: rows that occur twice are summed in full precision.
   if (whole.is_sparse()) whole = whole.to_dense();
   whole = whole.contiguous();
   if (!DeviceGradients(session_).available()) {

@@ -38,6 +38,7 @@ std::string TrafficText(const UnitPlan& plan, Strategy strategy) {
 
 absl::StatusOr<UnitPlan> PlanUnits(torch::nn::Module& root, const JobConfig& of_job,
                                    const WrapPolicy& policy, const MixedPrecision& precision) {
+  // A copy, because MergePrecision changes it.
   JobConfig config = of_job;
   ASSIGN_OR_RETURN(ModuleUnits units, CatchTorch([&] {
                      return FindUnits(root, policy, {}, MergePrecision(precision, &config));

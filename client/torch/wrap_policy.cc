@@ -16,7 +16,7 @@ WrapPolicy AlwaysWrap() { return WrapIf(Anywhere); }
 WrapPolicy WrapIf(WrapPredicate wrap) { return {Anywhere, std::move(wrap)}; }
 
 WrapPolicy WrapBySize(SizeRule rule) {
-  // A module without parameters is no unit.
+  // A module without parameters cannot be a unit.
   const int64_t min_numel = std::max<int64_t>(rule.min_numel, 1);
   return {[min_numel, leaf = std::move(rule.leaf)](const WrapCandidate& candidate) {
             return candidate.numel >= min_numel && !leaf(candidate);
