@@ -48,6 +48,7 @@ void AddLimits(CLI::App* app, CoordinatorServer::Options* options) {
                   "concurrent calls of clients, and as many that wait; one client has up to half")
       ->check(WholeNumber(2, 1 << 20))
       ->capture_default_str();
+  // Here, and not by default: in a server that shares its process, the rest would count too.
   options->max_memory_bytes = int64_t{512} << 20;
   app->add_option("--max-memory-bytes", options->max_memory_bytes,
                   "limit for this process; above five eighths of it, the requests and replies that "
@@ -128,6 +129,7 @@ absl::Status ParseDurationFlag(const std::string& name, const std::string& text,
 absl::Status TakeListenFlags(const std::vector<std::string>& listen,
                              CoordinatorServer::Options* options) {
   if (listen.empty()) return absl::OkStatus();
+  // The default address is for a coordinator that is given none.
   options->listen_address.clear();
   for (const std::string& text : listen) {
     ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(text));

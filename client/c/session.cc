@@ -149,6 +149,7 @@ absl::StatusOr<TrainingProgress> ParseProgress(const Session& session, const cha
       progress.update_counts.push_back(count.get<int64_t>());
     }
   }
+  // The JSON has no hyper-parameters, so the job's own stay.
   for (const ParamGroup& group : session.config().groups) progress.groups.push_back(group);
   return progress;
 }

@@ -133,6 +133,7 @@ absl::Status AwaitSave(Session* session) {
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::string& path,
                                                 const LoadCheckpointOptions& options) {
   v1::LoadRequest request;
+  // As in LoadModel: a path that this changes is refused where it is opened.
   request.set_path(PrintableUtf8(path));
   request.set_strict(options.strict);
   request.set_is_checkpoint(true);

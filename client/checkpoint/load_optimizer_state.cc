@@ -295,6 +295,7 @@ class Loader {
  private:
   absl::Status Try() {
     plan_ = Plan();
+    // All ranks agree before any of them stages, so that an error changes nothing.
     RETURN_IF_ERROR(SessionSetup(&session_).AgreeOn(plan_.Make(session_, folder_, options_)));
     RETURN_IF_ERROR(CheckAlike());
     const int64_t epoch = access_.epoch();

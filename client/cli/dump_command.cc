@@ -38,6 +38,7 @@ struct Flags {
 absl::StatusOr<std::string> MessageJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
+  // Also zeros, so that programs find every field.
   options.always_print_primitive_fields = true;
   options.preserve_proto_field_names = true;
   std::string json;

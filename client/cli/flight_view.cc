@@ -84,6 +84,7 @@ std::string FlightText(const v1::DumpRankResponse& dump, int last) {
   int num_shown = 0;
   for (int i = 0; i < dump.records_size(); ++i) {
     const v1::FlightRecord& record = dump.records(i);
+    // An operation that hangs may be much older than the newest ones.
     const bool in_flight = record.done_steady_ns() == 0 && !IsOver(record, dump);
     if (i < first && !in_flight) continue;
     table.AddRow(Row(record, dump));

@@ -33,6 +33,7 @@ absl::StatusOr<v1::LiveStateQuery> QueryOf(const Flags& flags) {
   for (const std::string& pattern : flags.exclude) query.add_exclude(pattern);
   query.set_moments(flags.optimizer);
   query.set_buffers(!flags.no_buffers);
+  // Without a dtype nothing is rounded.
   if (flags.dtype.empty()) return query;
   absl::StatusOr<DType> dtype = ParseDType(flags.dtype);
   RETURN_IF_ERROR(Annotate(dtype.status(), "--dtype"));

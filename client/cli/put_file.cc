@@ -71,6 +71,7 @@ absl::StatusOr<int64_t> ReadCount(const StoredTensors& stored, const StoredKey& 
   const StoredEntry& entry = stored.entries().at(key);
   double count = -1;
   char bytes[8] = {};
+  // Checked before the read, which writes to `bytes`.
   if (entry.numel == 1 && entry.size_bytes <= static_cast<int64_t>(sizeof(bytes)))
     RETURN_IF_ERROR(stored.Read(key, 0, 1, bytes));
   if (entry.numel == 1 && entry.dtype == StoredDType::kF32) {

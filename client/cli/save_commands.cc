@@ -44,6 +44,7 @@ std::string CheckDeadline(const std::string& text) {
 
 v1::RequestSaveRequest RequestOf(const Flags& flags) {
   v1::RequestSaveRequest request;
+  // New for each command, because two commands are two saves.
   request.set_request_id(NewRequestId());
   request.set_job_id(flags.job);
   SaveSpec spec = flags.spec;

@@ -23,6 +23,7 @@ std::string ValuesText(const TensorDiff& diff) {
 }  // namespace
 
 bool MatchesPattern(const std::string& pattern, const std::string& name) {
+  // A backslash stands for itself, because a name may have one.
   return pattern.empty() || fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
 

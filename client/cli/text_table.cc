@@ -56,6 +56,7 @@ std::string TextTable::Render(absl::string_view indent) const {
     for (size_t column = 0; column < num_columns; ++column) {
       const std::string& cell = rows_[row][column];
       widths[column] = std::max(widths[column], Width(cell));
+      // Not the header: a column of numbers has a name too.
       if (row > 0 && !StartsAsNumber(cell)) is_number[column] = false;
     }
   }

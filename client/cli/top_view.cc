@@ -35,6 +35,7 @@ std::string TopView::Frame(const v1::ListJobsResponse& jobs, absl::Time now) {
     absl::StrAppend(&frame, "\n", JobHeadline(*job), Rate(*job, now), "\n", RanksTable(*job));
     samples[job->job_id()] = {job->epoch(), job->committed_step(), now};
   }
+  // Replaced as a whole, so that jobs that are gone leave nothing behind.
   previous_ = std::move(samples);
   return frame;
 }

@@ -116,6 +116,7 @@ absl::Status CompareStates(SessionSetup* setup, const Session& session,
   std::vector<int64_t> mine = {differs}, all(session.config().world_size);
   RETURN_IF_ERROR(setup->AllGather(BytesOf(&mine), BytesOf(&all).data()));
   const auto found = std::min_element(all.begin(), all.end());
+  // Bounded, because another rank's number becomes an index.
   if (*found >= count || *found < 0) return absl::OkStatus();
   return setup->ErrorOfAll(absl::FailedPreconditionError(
       absl::StrCat("ranks 0 and ", found - all.begin(), " begin with different states, first in ",

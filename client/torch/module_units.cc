@@ -217,6 +217,7 @@ class Walk {
       AddUnit(module, {members.name, *members.modules.front(), NumelOf(members.modules)}, kept);
       return unit;
     }
+    // A unit computes in one precision.
     if (kept_[unit] != kept) {
       return absl::InvalidArgumentError(absl::StrCat("unit of several modules '", members.name,
                                                      "': '", name, "' is ", kept ? "" : "not ",

@@ -123,6 +123,7 @@ absl::Status AccessRules::Check(const std::string& identity, Right right, absl::
     return absl::PermissionDeniedError(absl::StrCat(
         "'", identity, "' is a certificate of a role that creates no jobs: take one of a name"));
   }
+  // A job that an earlier version created has no owner, so only operators may change it.
   if (!owner.empty() && owner == identity) return absl::OkStatus();
   if (right == Right::kRead && roles.is_reader) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrCat(
@@ -153,6 +154,7 @@ std::vector<std::string> AccessRules::SaveRootsOf(const std::string& identity) c
   const bool is_operator = IsOperator(identity);
   std::vector<std::string> roots;
   for (absl::string_view root : save_roots_) {
+    // Consumed in any case: an operator's root is the folder that holds those of all callers.
     if (!absl::ConsumeSuffix(&root, kOwnFolder) || is_operator) {
       roots.emplace_back(root.empty() ? "/" : root);
     } else if (own.has_value()) {

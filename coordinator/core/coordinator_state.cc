@@ -41,6 +41,7 @@ bool CoordinatorState::Accept() {
   undos_.clear();
   for (const JobId& job : replaced_) unreadable_.erase(job);
   replaced_.clear();
+  // Not before, because a rollback would have brought the job back.
   for (auto it = runtimes_.begin(); it != runtimes_.end();) {
     it = FindJob(it->first) == nullptr ? runtimes_.erase(it) : std::next(it);
   }

@@ -105,6 +105,7 @@ DurableState::Undo DurableState::UndoOf(const StateRecord& record) const {
                         [&](const MemberGoneRecord& r) { return UndoOfMember(r.worker); },
                         [&](const RequestRecord& r) { return UndoOfRequest(r.request_id); },
                         [&](const RequestGoneRecord& r) { return UndoOfRequest(r.request_id); },
+                        // Apply does nothing with these, so there is nothing to undo.
                         [](const OrderRecord&) -> Undo { return [](DurableState*) {}; },
                         [](const EpochOverRecord&) -> Undo { return [](DurableState*) {}; },
                         [&](const auto& r) { return UndoOfJob(r.job); },
@@ -121,6 +122,7 @@ int64_t DurableState::MaxFreeDevices() const {
     if (IsOver(job.status.state)) continue;
     for (const RankPlacement& placement : job.status.placements) {
       const Member* member = members_.Find(placement.worker);
+      // Devices of lost workers were not counted above.
       free -= member != nullptr && !member->lost && placement.device < member->num_devices;
     }
   }

@@ -37,6 +37,7 @@ std::optional<JobState> NextState(JobState state, JobEvent event) {
   if (IsOver(state) && event != JobEvent::kDeleted) return std::nullopt;
   switch (event) {
     case JobEvent::kPlaced:
+      // Also from kRunning: a failure opens the next epoch.
       return JobState::kStarting;
     case JobEvent::kUnplaceable:
       return JobState::kWaiting;

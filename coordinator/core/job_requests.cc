@@ -97,6 +97,7 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
 absl::Status JobRequests::DeleteJob(const DeleteJobEvent& event, absl::Time now, Effects* effects) {
   ASSIGN_OR_RETURN(const Request* replay,
                    FindReplay(event.request_id, RequestKind::kDeleteJob, event.job));
+  // A retry. A new job may have the id by now, and must not be deleted.
   if (replay != nullptr) return absl::OkStatus();
   const Job* job = state_->FindJob(event.job);
   if (job == nullptr) {
@@ -118,6 +119,7 @@ absl::Status JobRequests::DeleteJob(const DeleteJobEvent& event, absl::Time now,
   // A disconnected worker learns of it when its heartbeat lists the job.
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, drop});
   effects->changed_jobs.insert(event.job);
+  // The job may have been the last one with ranks on a lost worker.
   members_->ForgetLostMembers(effects);
   epochs_->AdvanceAll(now, effects);  // Others may get its devices.
   return absl::OkStatus();

@@ -146,6 +146,7 @@ absl::StatusOr<SaveView> JobSaves::CancelSave(const JobId& id, int64_t number, a
 void JobSaves::EndSave(const JobId& id, Save save, const absl::Status& outcome, absl::Time now,
                        Effects* effects) {
   const Job& job = *state_->FindJob(id);
+  // Asked before the save ends, and with that is no longer the head.
   const bool was_head = job.saves().Head() != nullptr && job.saves().Head()->number == save.number;
   // Before the save ends, because Surplus leaves room for one more.
   for (const int64_t number : job.saves().Surplus())
@@ -252,6 +253,7 @@ void JobSaves::EndSaveTry(const JobId& id, const std::string& reason, absl::Time
   Save save = *head;
   ++save.tries;
   save.last_failure = reason;
+  // The requester does not want another try.
   if (save.cancelled) {
     return EndSave(id, std::move(save),
                    absl::CancelledError("it was cancelled, and a process died during it"), now,

@@ -84,6 +84,7 @@ absl::Duration Liveness::Observe(absl::Time now) {
   if (last_observed_.has_value() && now - *last_observed_ > timeout_ / 2)
     pause = now - *last_observed_;
   last_observed_ = now;
+  // As if there had been no pause, but never later than now.
   for (auto& [worker, heard] : last_heard_) heard = std::min(heard + pause, now);
   return pause;
 }

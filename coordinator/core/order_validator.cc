@@ -83,6 +83,7 @@ OrderVerdict OrderValidator::DoAnnounce(Rank rank, const OrderPosition& position
   // A rank waits at one position at a time, so this replaces its last announcement.
   Withdraw(rank);
   const Recorded* recorded = RecordAt(position.sequence);
+  // Ranks that wait here deviate from the record, so this rank is compared with them instead.
   const bool is_new = pending_.count(position) == 0;
   if (recorded != nullptr && recorded->entry == entry && is_new) {
     // It follows the record, or it repeats an announcement whose release was lost.
@@ -141,6 +142,7 @@ OrderVerdict OrderValidator::Agree(const OrderPosition& position) {
 
 OrderVerdict OrderValidator::DoProgress(Rank rank, const OrderPosition& position) {
   OrderPosition& progress = progress_[rank.value()];
+  // Reports may be late, and progress never goes back.
   if (!(progress < position)) return {};
   progress = position;
   for (auto it = pending_.begin(); it != pending_.end() && it->first < progress; ++it) {

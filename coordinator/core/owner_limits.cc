@@ -57,6 +57,7 @@ absl::Status OwnerLimits::Create(const CoordinatorOptions& options,
         ", and in a minute they may take ", options.max_model_bytes_of_owner,
         " (--max-model-bytes-of-owner): create it later"));
   }
+  // TakeBackCreate removes it if the job cannot be journalled.
   created_.push_back({event.owner, wanted, now});
   return absl::OkStatus();
 }

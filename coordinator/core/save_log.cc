@@ -19,6 +19,7 @@ std::optional<SaveState> NextState(SaveState state, SaveEvent event) {
     case SaveEvent::kBegun:
       return SaveState::kSaving;
     case SaveEvent::kEpochOver:
+      // The save is gone with its epoch, so that of a later step takes its place.
       return SaveState::kWaiting;
     case SaveEvent::kReported:
     case SaveEvent::kGivenUp:
@@ -37,6 +38,7 @@ void SaveLog::Put(const Save& save) {
   } else {
     pending_.insert(save.number);
   }
+  // Kept when the save is forgotten, so that no number is given twice.
   last_number_ = std::max(last_number_, save.number);
   last_ended_sequence_ = std::max(last_ended_sequence_, save.ended_sequence);
 }
@@ -82,6 +84,7 @@ std::vector<int64_t> SaveLog::Surplus() const {
   int num_kept = 0;
   size_t text_bytes = 0;
   std::vector<int64_t> surplus;
+  // The newest first, so that the oldest are those that do not fit.
   for (auto save = ended.rbegin(); save != ended.rend(); ++save) {
     text_bytes += TextBytes(**save);
     const bool is_kept = num_kept + 1 < kMaxEnded && text_bytes <= kMaxEndedTextBytes;
@@ -96,6 +99,7 @@ std::vector<Save> SaveLog::Outdated(const Save& save,
                                     const std::vector<std::string>& removed) const {
   std::vector<Save> outdated;
   for (const auto& [number, other] : saves_) {
+    // A save that ended later was not replaced by this one.
     if (other.fate != SaveFate::kKept || other.ended_sequence >= save.ended_sequence) continue;
     const bool is_removed =
         std::find(removed.begin(), removed.end(), other.spec.path) != removed.end();

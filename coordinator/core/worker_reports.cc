@@ -41,6 +41,7 @@ void WorkerReports::ResendOnConnect(const Sender& sender, Effects* effects) cons
     const auto& placements = job.status.placements;
     const bool placed_on_sender =
         std::any_of(placements.begin(), placements.end(), [&](const RankPlacement& p) {
+          // A later life of the worker has lost the job's memory, so the old epoch is not for it.
           return p.worker == sender.worker && p.incarnation == sender.incarnation;
         });
     if (placed_on_sender && !IsOver(job.status.state)) ResendJob(sender, id, job, effects);
@@ -92,6 +93,7 @@ absl::Status WorkerReports::Heartbeat(const Sender& sender, const std::vector<Jo
     for (const auto& [rank, status] : progress.ranks) {
       ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, progress.job, progress.generation,
                                                   progress.epoch, Rank(rank)));
+      // The report is of another epoch, and so are its other ranks.
       if (job == nullptr) break;
       EpochRuntime& runtime = state_->Runtime(progress.job, *job);
       runtime.ranks[rank] = runtime.last_seen[rank] = status;

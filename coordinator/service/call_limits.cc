@@ -32,6 +32,7 @@ absl::StatusOr<CallLimits::Place> CallLimits::Enter(const std::string& client, C
   absl::MutexLock lock(&mu_);
   const auto it = clients_.find(client);
   const int has = it == clients_.end() ? 0 : it->second.calls[k];
+  // A client may always have kAlways, so more places may be taken than there are.
   const int num_free = std::max(max_calls_ - all_.calls[k], 0);
   if (has >= std::max(num_free, kAlways)) {
     return absl::UnavailableError(absl::StrCat(

@@ -24,6 +24,7 @@ RankStatus DecodeRankStatus(const v1::RankStatus& status) {
   decoded.step = Step(status.step());
   decoded.sequence = status.sequence();
   decoded.pass = status.pass();
+  // Only shown, so it is cut instead of refused.
   decoded.doing = std::string(Truncated(status.doing(), kMaxNameBytes));
   decoded.attached = status.attached();
   decoded.parameter_bytes = status.parameter_bytes();
@@ -98,6 +99,7 @@ absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
   RETURN_IF_ERROR(CheckRange("decided_step", prepared.decided_step(), 0, kMaxCounter));
   RETURN_IF_ERROR(
       CheckRange("number of rank_addresses", prepared.rank_addresses_size(), 0, kMaxLocalRanks));
+  // Kept for the epoch and sent to all workers of the job, so it is bounded.
   RETURN_IF_ERROR(CheckRange("size of decision", prepared.decision().size(), 0, kMaxDecisionBytes));
   EpochPrepared decoded{JobId(prepared.job_id()),
                         Generation(prepared.generation()),

@@ -194,6 +194,7 @@ absl::Status CoordinatorHost::RunLocked(Handler handler, bool* journal_failed) {
 }
 
 absl::Status CoordinatorHost::WriteLocked(const Effects& effects) {
+  // Their error refuses nothing, because they only help a restarted coordinator.
   if (!effects.order_records.empty()) WriteOrderLocked(effects);
   if (effects.records.empty()) return absl::OkStatus();
   std::vector<JournalChange> batch;
@@ -202,6 +203,7 @@ absl::Status CoordinatorHost::WriteLocked(const Effects& effects) {
   if (status.ok()) status = journal_->Append(batch, Durability::kPowerLoss);
   NoteJournalLocked(status);
   if (status.ok()) {
+    // Before the commands are sent, which tell the workers this number.
     num_changes_.store(journal_->num_changes());
     FaultPoint("journal.after_append").IgnoreError();  // A place to die in, not to fail.
     return absl::OkStatus();
@@ -288,6 +290,7 @@ absl::StatusOr<Incarnation> CoordinatorHost::RegisterWorker(const RegisterWorker
   if (const absl::Status heard = starts_.CheckHeard(
           event.worker.value(), {event.heard_start, event.heard_changes}, journal_->num_changes());
       !heard.ok()) {
+    // Only the operator can know that the newest journal is lost.
     if (!options_.older_journal && options_.cluster_id.empty()) return heard;
     TESSERA_LOG(WARNING, "takes over what it holds: {}", std::string(heard.message()));
   }

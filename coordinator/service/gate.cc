@@ -114,6 +114,7 @@ absl::Status Gate::CheckSame(const absl::StatusOr<JobView>& job, const Caller& c
 
 absl::StatusOr<Gate::Entered> Gate::Enter(const Call& call, CallKind kind) const {
   ASSIGN_OR_RETURN(std::string identity, Identify(call));
+  // Others must not take the places of workers.
   if (kind == CallKind::kOfWorker) {
     const absl::Status status = rules_.CheckIsWorker(identity);
     if (!status.ok()) return Refuse(identity, call, status);

@@ -296,6 +296,7 @@ absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key,
   save.spec = DecodeCheckpointSpec(message);
   save.state = static_cast<SaveState>(message.state());
   save.requested_at = absl::FromUnixNanos(message.requested_ns()) - clock.wall_lead;
+  // 0 stands for a request that does not expire.
   if (message.expires_ns() != 0)
     save.expires_at = DecodeDeadline(absl::FromUnixNanos(message.expires_ns()),
                                      message.expires_since_boot(), clock);

@@ -98,6 +98,7 @@ void ServedCall::AwaitTurn(CallLimits::Of what, absl::Time deadline) {
   const Gate& gate = *server_->gate_;
   span_.emplace(gate.watch(), &context_, deadline, CallLimits::HasNoTurn(identity_, what),
                 /*may_be_large=*/what == CallLimits::Of::kHandling);
+  // Given back where the turn comes, or in EndWait where it does not.
   Ref();
   const auto request = std::make_shared<CallLimits::TurnRequest>(gate.calls(), identity_, what,
                                                                  [this](CallLimits::Turn turn) {
@@ -202,6 +203,7 @@ void ServedCall::OnRead(bool ok) {
 void ServedCall::Handle() {
   phase_ = Phase::kHandled;
   const absl::Status status = method_->run(this);
+  // The handler is done with the request, which must not take memory while the reply waits.
   message_.Clear();
   long_turn_ = nullptr;
   turn_ = nullptr;  // A reply that is not taken keeps none of the client's requests waiting.

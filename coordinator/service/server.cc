@@ -197,6 +197,7 @@ void GrpcCoordinatorServer::Stop() {
     host_->Stop();  // So that no call waits when it is asked to end.
     if (local_ != nullptr) local_->Stop();
     if (server_ != nullptr) {
+      // Streams do not end by themselves, so gRPC cancels what still runs after this time.
       server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
       server_->Wait();
     }

@@ -148,6 +148,7 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
   RETURN_IF_ERROR(gate_->AdmitWorker({context, "Connect"}, first.worker_id()).status());
   // Again, because the worker may have registered with the coordinator of another cluster.
   RETURN_IF_ERROR(host_->CheckCluster(sender.worker, first.cluster_id()));
+  // Closed when it is full, or when a newer stream of the worker takes its place.
   auto outbox = std::make_shared<Outbox>([context] { context->TryCancel(); });
   if (absl::Status status = host_->Connect(sender, first.key(), outbox); !status.ok()) {
     // The stream ends with this status, not as cancelled.
@@ -176,6 +177,7 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
   });
   const absl::Status status =
       writer.ok() ? ReadEvents(sender, std::move(first), stream) : writer.status();
+  // Wakes the writer, which then ends.
   outbox->Detach();
   host_->Disconnect(sender.worker, outbox);
   if (writer.ok()) writer->join();
@@ -187,6 +189,7 @@ absl::Status MembershipService::ListWorkers(ServedCall* call, const v1::ListWork
   RETURN_IF_ERROR(gate_->Admit({call->context(), "ListWorkers"}, Right::kList).status());
   const auto bytes = static_cast<int64_t>(host_->ListWorkers().size() * sizeof(v1::WorkerInfo));
   call->MakeReplyInTurn(bytes, [this, reply] {
+    // Listed again in its turn, so that no list waits in memory.
     for (const CoordinatorHost::WorkerView& view : host_->ListWorkers()) {
       v1::WorkerInfo* worker = reply->add_workers();
       worker->set_worker_id(view.id.value());

@@ -88,6 +88,7 @@ std::optional<absl::Status> LookAtOffer(const Coordinator& core, const HandOverO
     Encode(*view, reply);
     return absl::OkStatus();
   }
+  // Offers end with their epoch: in another one all ranks would have to offer again.
   if (view->status.epoch == offer.epoch && view->status.state == JobState::kRunning)
     return std::nullopt;
   return absl::AbortedError(absl::StrCat("job '", offer.job.value(), "': the epoch ended before ",
@@ -150,6 +151,7 @@ absl::Status HandOverService::Offer(ServedCall* call, const v1::OfferRequest& re
 absl::Status HandOverService::RunOffer(ServedCall* call, const v1::OfferRequest& request,
                                        v1::HandOverInfo* reply) {
   ASSIGN_OR_RETURN(HandOverOffer offer, Decode(request));
+  // By this number the offer is withdrawn below, and no later one of the rank.
   offer.call = next_call_.fetch_add(1);
   RETURN_IF_ERROR(host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
     return core.OfferHandOver(offer, now, effects);

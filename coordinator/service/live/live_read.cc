@@ -14,6 +14,7 @@
 namespace tessera::coordinator {
 namespace {
 
+// An executor revokes a hold that training waits for too long. The next one may last.
 constexpr int kMaxTries = 3;
 constexpr absl::Duration kBetweenTries = absl::Milliseconds(200);
 
@@ -169,6 +170,7 @@ absl::StatusOr<int64_t> LiveRead::HoldAll() {
   hold.mutable_hold()->set_moments(plan_.moments);
   hold.mutable_hold()->mutable_buffers()->Add(plan_.buffers.begin(), plan_.buffers.end());
   hold.mutable_hold()->set_dtype(wanted_dtype_);
+  // To all workers before any answer is awaited, so that they hold at the same time.
   RETURN_IF_ERROR(SendAll(hold));
   int64_t step = 0;
   for (const auto& line : session_.lines()) {
@@ -197,6 +199,7 @@ absl::Status LiveRead::NoteProgress(
     const std::string& worker, int64_t trained_step,
     const google::protobuf::RepeatedField<int64_t>& update_counts,
     const google::protobuf::RepeatedPtrField<v1::ParamGroup>& groups, v1::LiveStateBegin* begin) {
+  // InfoOf looks the counts up by parameter, so there must be as many.
   if (update_counts.size() != static_cast<int>(plan_.parameters.size()))
     return absl::UnavailableError(absl::StrCat("worker '", worker, "' copied other parameters"));
   begin->set_trained_step(trained_step);

@@ -104,6 +104,7 @@ absl::StatusOr<v1::PutReply> LiveWriter::Write(const v1::PutBegin& begin) {
   absl::Status reason = watch_.Stop();
   // The workers may have heard of a deletion before the watching thread.
   if (reason.ok()) reason = Deletion();
+  // A put that was set is set, whatever has ended the call since.
   if (!reply.ok() && !reason.ok()) reply = reason;
   TESSERA_LOG(INFO, "job={} put of {} tensors: {}", job_.value(), plan_.num_tensors,
               reply.ok() ? absl::StrCat("step ", reply->step()) : reply.status().ToString());
@@ -245,6 +246,7 @@ absl::Status LiveWriter::Forward(const PutPlan::Tensor& tensor, const v1::LivePi
   const int64_t begin = piece.offset_elements();
   const int64_t end = begin + static_cast<int64_t>(piece.data().size()) / element_bytes;
   for (const Worker& worker : workers_) {
+    // With replicas several workers hold an element, and each of them gets it.
     RETURN_IF_ERROR(ForEachHeldRange(
         plan_.layout, {tensor.tensor}, worker.first_rank, worker.end_rank,
         [&](const HeldRange& range) -> absl::Status {
