@@ -11,6 +11,7 @@
 #include "client/c/handles.h"
 #include "client/c/structs.h"
 #include "client/c/tessera.h"
+#include "client/session/session_setup.h"
 #include "client/session/session_state.h"
 #include "client/session/window_guard.h"
 #include "job/job_json.h"
@@ -229,6 +230,18 @@ int tessera_initialize(tessera_session* session, tessera_fill fill, void* contex
   if (!status.ok()) return CodeOf(status);
   CallerFill filler(session->session.get(), fill, context);
   return CodeOf(filler.Outcome(session->session->Initialize(std::ref(filler))));
+}
+
+int tessera_all_gather(tessera_session* session, const void* own, size_t size_bytes, void* all) {
+  const absl::Status status = [&]() -> absl::Status {
+    if (size_bytes == 0) return absl::OkStatus();
+    RETURN_IF_ERROR(CheckNotNull(own, "own"));
+    RETURN_IF_ERROR(CheckNotNull(all, "all"));
+    return SessionSetup(session->session.get())
+        .AllGather(absl::MakeConstSpan(static_cast<const char*>(own), size_bytes),
+                   static_cast<char*>(all));
+  }();
+  return CodeOf(status);
 }
 
 int tessera_read_parameters(tessera_session* session, int unit, tessera_read read, void* context) {

@@ -32,7 +32,7 @@ extern "C" {
 #define TESSERA_API __attribute__((visibility("default")))
 
 /* Raised by each change after which an older caller would misunderstand the library. */
-#define TESSERA_ABI_VERSION 1
+#define TESSERA_ABI_VERSION 2
 
 /* gRPC's codes, by number. */
 typedef enum tessera_code {
@@ -143,6 +143,10 @@ TESSERA_API int tessera_full_dtype(const tessera_session* session, int unit);
 typedef int (*tessera_fill)(void* context, int unit, int parameter, void* values, int64_t elements);
 typedef int (*tessera_read)(void* context, int unit, int parameter, const void* values,
                             int64_t elements);
+/* All ranks' `own`, by rank: `all` has room for world_size * size_bytes. Before the first gradient of
+ * a step. A model without any element exchanges nothing: only the own bytes are set. */
+TESSERA_API int tessera_all_gather(tessera_session* session, const void* own, size_t size_bytes,
+                                   void* all);
 /* Once in a job's life. Errors: FAILED_PRECONDITION  it has values; ABORTED; the callback's, which
  * then are every rank's. */
 TESSERA_API int tessera_initialize(tessera_session* session, tessera_fill fill, void* context);
@@ -379,9 +383,11 @@ TESSERA_API int tessera_units_gradient(tessera_units* units, int unit,
 /* Whether gradients that were given of the unit may still be read: keep them until then. After the
  * end of a backward none are. */
 TESSERA_API int tessera_units_reads(tessera_units* units, int unit);
-/* Of ranks on a GPU: the caller's work is on this stream, CUDA's CUstream, from now on. Windows end
- * and gradients are read after what it was given before. Whoever asks for a step, a write or a load
- * has waited for it first, since these overwrite parameters. */
+/* Of ranks on a GPU: the caller's work is on this stream, CUDA's CUstream, from now on; it exists
+ * until another one is told. Windows end and gradients are read after what it was given before, and
+ * after what the earlier ones were. A caller that asks for a step, a write or a load has waited for
+ * its streams first, since these overwrite parameters. So has one that calls tessera_reshard()
+ * itself: only the driver knows of streams. */
 TESSERA_API void tessera_units_set_stream(tessera_units* units, void* stream);
 TESSERA_API int tessera_units_end_backward(tessera_units* units, int failed);
 /* Between steps: forwards that an exception ended are forgotten. */

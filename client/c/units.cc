@@ -30,8 +30,15 @@ class Host : public SessionUnits {
         gradients_(session),
         kept_(static_cast<size_t>(session->num_units())) {}
 
+  ~Host() override { Drop(); }
+
   bool on_gpu() const { return gradients_.available(); }
-  void set_stream(void* stream) { stream_ = stream == nullptr ? LegacyDefaultStream() : stream; }
+  void set_stream(void* stream) {
+    if (stream == nullptr) stream = LegacyDefaultStream();
+    if (stream == stream_) return;
+    // What it was given may still write a gradient that is kept, or read a unit that is open.
+    gradients_.AfterStream(std::exchange(stream_, stream));
+  }
   bool reads(int unit) const { return reading_ == unit || !kept_[unit].empty(); }
 
   void Keep(int unit, const tessera_gradient& gradient, DType dtype) {
@@ -43,10 +50,11 @@ class Host : public SessionUnits {
       RETURN_IF_ERROR(HandOverGradients(unit));
     return Finish();
   }
-  // The next operation returns an error of what is waited for here.
+  // What was not handed over. Afterwards the memory of gradients is the caller's again.
   void Drop() {
+    if (!on_gpu()) return;
     for (auto& of_unit : kept_) of_unit.clear();
-    Finish().IgnoreError();
+    Finish().IgnoreError();  // The next operation returns it.
   }
 
  private:
@@ -65,7 +73,8 @@ class Host : public SessionUnits {
   }
   absl::Status HandOverGradients(int unit) override {
     if (kept_[unit].empty()) return absl::OkStatus();
-    RETURN_IF_ERROR(Finish());  // Of the unit before.
+    // Of the unit before. Where there is none, the host does not wait for the caller's streams.
+    if (reading_ != UnitDriver::kNoUnit) RETURN_IF_ERROR(Finish());
     gradients_.AfterStream(stream_);
     // Before the first is added, because the caller asks by it what it may free.
     reading_ = unit;
@@ -120,6 +129,12 @@ absl::Status TakeGradient(tessera_units* units, int unit, const tessera_gradient
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(units->mu) {
   if (units->host.on_gpu()) {
     ASSIGN_OR_RETURN(const DType dtype, CheckGradient(*units->session, unit, gradient));
+    if (!IsHalf(dtype) && dtype != units->session->full_dtype(unit)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a gradient in ", Name(dtype), " for unit '",
+                       units->session->layout().units[unit].flat.unit_name(), "', which is in ",
+                       Name(units->session->full_dtype(unit))));
+    }
     // Reduces the unit that has this one's slot, if another does.
     RETURN_IF_ERROR(units->driver.MakeRoom(unit));
     units->host.Keep(unit, gradient, dtype);
@@ -241,13 +256,11 @@ int tessera_units_end_backward(tessera_units* units, int failed) {
   absl::MutexLock lock(&units->mu);
   absl::Status status = CheckInBackward(units->driver);
   if (status.ok()) status = units->driver.EndBackward(failed != 0);
-  // Also for units that are not reduced yet, because the caller may free their gradients now.
-  if (status.ok() && failed == 0) {
-    status = units->host.HandOverAll();
-  } else {
-    // After an error nothing may read the caller's gradients any more.
-    units->host.Drop();
-  }
+  // Also for units that are not reduced yet, because the caller may free their gradients now. After
+  // a backward that failed too: as in host memory, they count until they are dropped.
+  if (status.ok()) status = units->host.HandOverAll();
+  // After an error nothing may read the caller's gradients any more.
+  if (!status.ok()) units->host.Drop();
   return CodeOf(status);
 }
 

@@ -65,6 +65,7 @@ absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, const Flags& flags) {
   ParseShardAlignment(flags.shard_alignment, &options.shard_alignment_bytes);
   ModelLayout layout;
   layout.world_size = flags.world_size;
+  layout.buffers = model.buffers;
   for (const UnitSpec& unit : model.units) {
     options.alignment_dtype = unit.parameters.front().dtype;
     if (!flags.compute_dtype.empty()) {

@@ -2,7 +2,9 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "base/status_macros.h"
 #include "client/torch/precision_rules.h"
@@ -13,17 +15,17 @@ namespace tessera {
 
 namespace {
 
-bool IsDefaultStream(const torch::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).id() == 0;
+c10::Stream StreamOf(const torch::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-// What `gradients` do from now on comes after what the calling thread's stream was given so far.
-void FollowStreamOf(const torch::Device& device, DeviceGradients* gradients) {
-  if (IsDefaultStream(device)) {
+// What `gradients` do from now on comes after what the stream was given so far.
+void Follow(const c10::Stream& stream, DeviceGradients* gradients) {
+  if (stream.id() == 0) {
     // On the GPU the stream waits, not the thread.
     gradients->AfterStream(LegacyDefaultStream());
   } else {  // Its handle is known to libtorch's own CUDA code only.
-    AwaitStreamOf(device);
+    stream.synchronize();
   }
 }
 
@@ -40,13 +42,17 @@ absl::Status UnitGradients::Add(int unit, int parameter, const torch::Tensor& gr
     return session_->AddGradient(unit, parameter,
                                  ConstValues(whole.data_ptr(), whole.numel(), dtype));
   }
+  // Branches of a model may have streams of their own, and autograd follows them.
+  const c10::Stream stream = StreamOf(whole.device());
+  std::vector<c10::Stream>& streams = streams_[unit];
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   kept_[unit].emplace_back(parameter, std::move(whole));
   return absl::OkStatus();
 }
 
 void FollowStreamOf(Session* session, int unit, const torch::Device& device) {
   DeviceGradients gradients(session);
-  if (gradients.HasSlot(unit)) FollowStreamOf(device, &gradients);
+  if (gradients.HasSlot(unit)) Follow(StreamOf(device), &gradients);
 }
 
 absl::Status UnitGradients::Flush(int unit) {
@@ -54,7 +60,7 @@ absl::Status UnitGradients::Flush(int unit) {
   DeviceGradients gradients(session_);
   RETURN_IF_ERROR(gradients.Finish());  // Of the unit before: then its memory may be used again.
   reading_.clear();
-  FollowStreamOf(kept_[unit].front().second.device(), &gradients);
+  for (const c10::Stream& stream : std::exchange(streams_[unit], {})) Follow(stream, &gradients);
   for (const auto& [parameter, gradient] : kept_[unit]) {
     // Enqueued only: the tensors must stay until the next Flush has finished it.
     RETURN_IF_ERROR(gradients.Add(unit, parameter, gradient.data_ptr(), gradient.numel(),
@@ -68,8 +74,13 @@ absl::Status UnitGradients::Flush(int unit) {
 void UnitGradients::Drop() {
   // Some of it may be in use just now. The next operation returns an error of that.
   (void)DeviceGradients(session_).Finish();
-  for (auto& of_unit : kept_) of_unit.clear();
+  for (int unit = 0; unit < session_->num_units(); ++unit) Drop(unit);
   reading_.clear();
+}
+
+void UnitGradients::Drop(int unit) {
+  kept_[unit].clear();
+  streams_[unit].clear();
 }
 
 }  // namespace tessera

@@ -23,7 +23,9 @@ class UnitGradients {
  public:
   // `session` outlives this.
   explicit UnitGradients(Session* session)
-      : session_(session), kept_(static_cast<size_t>(session->num_units())) {}
+      : session_(session),
+        kept_(static_cast<size_t>(session->num_units())),
+        streams_(static_cast<size_t>(session->num_units())) {}
   ~UnitGradients() { Drop(); }
 
   // Of the unit's parameter; shape, dtype and layout are as autograd left them.
@@ -32,14 +34,15 @@ class UnitGradients {
   // All that was added of the unit is the session's. Before its Reduce, or its step.
   // Errors: those of DeviceGradients::Add
   absl::Status Flush(int unit);
-  void Drop();                                  // What was not flushed, ...
-  void Drop(int unit) { kept_[unit].clear(); }  // ... and of one unit.
+  void Drop();          // What was not flushed, ...
+  void Drop(int unit);  // ... and of one unit.
 
  private:
   Session* const session_;
   using Gradients = std::vector<std::pair<int, torch::Tensor>>;  // By parameter.
   std::vector<Gradients> kept_;                                  // By unit.
-  Gradients reading_;  // Of the unit that was flushed last.
+  std::vector<std::vector<c10::Stream>> streams_;  // By unit: of the threads that added to it.
+  Gradients reading_;                              // Of the unit that was flushed last.
 };
 
 // What the calling thread's stream of the GPU was given so far may still read the unit: the end of

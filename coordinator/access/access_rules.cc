@@ -34,6 +34,9 @@ std::string NormalizedIdentity(absl::string_view text) {
 // As one part of a path; nullopt: the identity has no folder that is only its own.
 std::optional<std::string> FolderOf(absl::string_view identity) {
   const absl::string_view name = identity.substr(identity.find(':') + 1);
+  uint32_t uid = 0;
+  // Numbers are folders of users.
+  if (absl::StartsWith(identity, kCertificate) && absl::SimpleAtoi(name, &uid)) return std::nullopt;
   const auto is_plain = [](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '-' || c == '_' || c == '.';
   };

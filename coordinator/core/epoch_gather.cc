@@ -1,6 +1,7 @@
 #include "coordinator/core/epoch_gather.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::coordinator {
 
@@ -10,8 +11,8 @@ std::set<WorkerId> WorkersOf(const std::vector<RankPlacement>& placements) {
   return workers;
 }
 
-EpochGather::EpochGather(const std::vector<RankPlacement>& placements)
-    : missing_(WorkersOf(placements)) {}
+EpochGather::EpochGather(std::vector<RankPlacement> placements)
+    : placements_(std::move(placements)), missing_(WorkersOf(placements_)) {}
 
 void EpochGather::Add(const WorkerId& worker, const EpochPrepared& answer) {
   if (missing_.erase(worker) > 0) {
@@ -22,7 +23,11 @@ void EpochGather::Add(const WorkerId& worker, const EpochPrepared& answer) {
   if (answer.holds_nothing) empty_.insert(worker);
   if (answer.decided_step > decided_step_ || decision_.empty()) decision_ = answer.decision;
   decided_step_ = std::max(decided_step_, answer.decided_step);
-  for (const auto& [rank, address] : answer.rank_addresses) rank_addresses_[rank] = address;
+  for (const auto& [rank, address] : answer.rank_addresses) {
+    const bool is_its_own = rank >= 0 && rank < static_cast<int32_t>(placements_.size()) &&
+                            placements_[rank].worker == worker;
+    if (is_its_own) rank_addresses_[rank] = address;
+  }
 }
 
 Step EpochGather::ResumeStep(Step committed_step) const {

@@ -19,9 +19,10 @@ namespace tessera::coordinator {
 class EpochGather {
  public:
   EpochGather() = default;
-  explicit EpochGather(const std::vector<RankPlacement>& placements);
+  explicit EpochGather(std::vector<RankPlacement> placements);  // By rank.
 
-  // Records an answer. The last one of a worker counts; a worker without ranks is ignored.
+  // Records an answer. The last one of a worker counts; a worker without ranks is ignored, and so
+  // are addresses of ranks that are another worker's.
   void Add(const WorkerId& worker, const EpochPrepared& answer);
 
   bool complete() const { return missing_.empty(); }
@@ -36,6 +37,7 @@ class EpochGather {
   const std::string& decision() const { return decision_; }
 
  private:
+  std::vector<RankPlacement> placements_;
   std::set<WorkerId> missing_;
   std::set<WorkerId> answered_;
   std::set<WorkerId> empty_;

@@ -120,6 +120,29 @@ TEST_P(DeviceConformanceTest, EventIsReachedOnlyAfterWorkBeforeIt) {
   EXPECT_TRUE(event->Query());
 }
 
+TEST_P(DeviceConformanceTest, AWaitStaysForItsRecordWhenAnotherStreamRecordsTheEventAgain) {
+  std::unique_ptr<Stream> held = NewStream("held");
+  std::unique_ptr<Stream> free = NewStream("free");
+  std::unique_ptr<Stream> waiting = NewStream("waiting");
+  std::unique_ptr<Event> event = NewEvent();
+  absl::Notification release;
+  std::atomic<bool> written{false}, seen{false};
+  held->Enqueue([&] {
+    release.WaitForNotification();
+    written = true;
+  });
+  held->Record(event.get());
+  waiting->Wait(event.get());
+  free->Record(event.get());
+  free->Synchronize();
+  EXPECT_TRUE(event->Query()) << "the event is the newest record";
+  waiting->Enqueue([&] { seen = written.load(); });
+  release.Notify();
+  waiting->Synchronize();
+  EXPECT_TRUE(seen);
+  held->Synchronize();
+}
+
 TEST_P(DeviceConformanceTest, WaitHoldsBackOneStreamUntilAnotherReachesTheMark) {
   std::unique_ptr<Stream> producer = NewStream("producer");
   std::unique_ptr<Stream> consumer = NewStream("consumer");

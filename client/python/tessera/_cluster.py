@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import ctypes
 import dataclasses
 import hashlib
 import os
 import pathlib
+import queue
 import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 
 from .errors import TesseraError
@@ -165,16 +168,44 @@ def _await(path: pathlib.Path, what: str) -> None:
         time.sleep(0.02)
 
 
+_prctl = ctypes.CDLL(None).prctl  # Loaded here: a child may not, before exec.
+
+
 def _die_with_parent() -> None:
-    # In the child, before exec: it ends when the process that made the cluster does.
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    # In the child, before exec: it ends when the thread that started it does.
+    _prctl(1, signal.SIGTERM)
+
+
+class _Starter:
+    """A thread that lives as long as the process, and starts its children."""
+
+    def __init__(self):
+        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True, name="tessera-children").start()
+
+    def _run(self) -> None:
+        while True:
+            task = self._tasks.get()
+            task()
+
+    def popen(self, *args, **kwargs) -> subprocess.Popen:
+        made: concurrent.futures.Future = concurrent.futures.Future()
+
+        def start():
+            try:
+                made.set_result(subprocess.Popen(*args, **kwargs))  # pylint: disable=R1732
+            except BaseException as error:  # pylint: disable=broad-except
+                made.set_exception(error)
+
+        self._tasks.put(start)
+        return made.result()
 
 
 class Cluster:
     """A coordinator and a worker, children of this process, until it ends."""
 
     def __init__(self, folder: pathlib.Path, ranks: int, gpu: int | None = None):
-        self.folder, self.processes = folder, []
+        self.folder, self.processes, self._starter = folder, [], _Starter()
         programs = programs_folder()
         for name in ("tessera-coordinator", "tessera-worker", "tessera-executor"):
             if not (programs / name).exists():
@@ -199,7 +230,7 @@ class Cluster:
 
     def _start(self, name: str, command) -> None:
         with open(self.folder / f"{name}.log", "wb") as log:
-            self.processes.append((name, subprocess.Popen(  # pylint: disable=consider-using-with
+            self.processes.append((name, self._starter.popen(
                 [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, preexec_fn=_die_with_parent)))
 

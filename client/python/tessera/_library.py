@@ -8,7 +8,7 @@ import pathlib
 
 from . import errors
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 FILL = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_int, C.c_int, C.c_void_p, C.c_int64)
 READ = FILL
@@ -104,6 +104,7 @@ _CODES = {
     "open": [C.POINTER(OpenOptions), _OUT],
     "session_layout_json": [_P, _OUT],
     "initialize": [_P, FILL, _P],
+    "all_gather": [_P, _S, C.c_size_t, _P],
     "read_parameters": [_P, _I, READ, _P],
     "write_parameters": [_P, C.POINTER(C.c_int), C.c_size_t, FILL, _P],
     "read_moments": [_P, _I, _I, READ, _P],
@@ -209,6 +210,12 @@ class _Library:
             loaded = C.CDLL(path)
         except OSError as error:
             raise ImportError(f"tessera: {path} cannot be loaded: {error}") from None
+        # Before what another version may lack.
+        loaded.tessera_abi_version.restype = C.c_int
+        found = loaded.tessera_abi_version()
+        if found != ABI_VERSION:
+            raise ImportError(f"tessera: {path} has ABI {found}, and this package needs "
+                              f"{ABI_VERSION}: install both of one version")
         for name, arguments in _CODES.items():
             function = getattr(loaded, "tessera_" + name)
             function.argtypes, function.restype = arguments, C.c_int
@@ -217,9 +224,6 @@ class _Library:
             function = getattr(loaded, "tessera_" + name)
             function.argtypes, function.restype = arguments, result
             setattr(self, name, function)
-        if self.abi_version() != ABI_VERSION:
-            raise ImportError(f"tessera: {path} has ABI {self.abi_version()}, and this package "
-                              f"needs {ABI_VERSION}: install both of one version")
 
     @staticmethod
     def _raising(function):

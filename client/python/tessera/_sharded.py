@@ -6,7 +6,9 @@ import atexit
 import contextlib
 import ctypes as C
 import json
+import struct
 import weakref
+import zlib
 
 import torch
 
@@ -42,7 +44,8 @@ class Sharded:
         self.windows = Windows(
             units, root, self.attach, self._before_model_forward,
             precision.param if precision.cast_forward_inputs and
-            precision.param is not torch.float32 else None)
+            precision.param is not torch.float32 else None,
+            precision.reduce or precision.param)
         self.optimizer = None
         self.states: dict[str, object] = {}
         self._undone = False
@@ -52,7 +55,7 @@ class Sharded:
         self._summoned = False
         self._context = None
         # A function, since torch sets an attribute on it.
-        root.register_state_dict_post_hook(lambda *args: self._fill_state_dict(*args))
+        private.register_state_dict_hook(root, lambda *args: self._fill_state_dict(*args))
         self._load_state_dict = root.load_state_dict
         root.load_state_dict = self.load_state_dict
         root.zero_grad = self.zero_grad
@@ -127,6 +130,11 @@ class Sharded:
         if self._runs_step:
             raise TesseraError("detach() within a step: let the closure end first",
                                "FAILED_PRECONDITION")
+        if self._executor_in_process:
+            # It would end with this process's executor. What it failed with, await_save() has told.
+            with contextlib.suppress(TesseraError):
+                lib.await_save(self.session)
+        self.windows.await_gpu()
         session, self.session = self.session, None
         self._is_detached = True
         self.windows.close()
@@ -138,7 +146,30 @@ class Sharded:
         lib.close(session)
         self._context.leave()
 
+    def _check_alike(self) -> None:
+        """Each rank's slice of the values counts: they must be slices of the same ones.
+
+        Errors: FAILED_PRECONDITION, on all ranks, naming a parameter that differs. Those on the meta
+        device are made later, and are not compared.
+        """
+        if self._context.world_size == 1:
+            return
+        named = [(name, parameter) for unit in self.units
+                 for name, parameter in zip(unit.names, unit.parameters) if not parameter.is_meta]
+        own = b"".join(struct.pack("<I", zlib.crc32(_tensors.to_bytes(p))) for _, p in named)
+        gathered = C.create_string_buffer(max(len(own) * self._context.world_size, 1))
+        lib.all_gather(self.session, own, len(own), gathered)
+        for rank in range(1, self._context.world_size):
+            theirs = gathered.raw[rank * len(own):(rank + 1) * len(own)]
+            for index, (name, _) in enumerate(named):
+                if theirs[4 * index:4 * index + 4] != gathered.raw[4 * index:4 * index + 4]:
+                    raise TesseraError(
+                        f"the initial values of parameter '{name}' on rank {rank} are not those of "
+                        "rank 0: call torch.manual_seed() with the same number on all ranks before "
+                        "the model is made", "FAILED_PRECONDITION")
+
     def _initialize(self) -> None:
+        self._check_alike()
         callbacks, materialised = Callbacks(), set()
 
         def fill(_, unit, parameter, values, elements):
@@ -256,6 +287,7 @@ class Sharded:
         self.windows.check_model()
         self.windows.check_given()
         self.windows.begin_step()
+        self.windows.await_gpu()
         result = StepResult()
         try:
             lib.step(self.session, C.byref(options), C.byref(result))
@@ -320,7 +352,7 @@ class Sharded:
         return zero_grad
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The step's gradients so far, reduced over the ranks, whole. Collective."""
+        """The step's gradients so far, reduced over the ranks, whole, in host memory. Collective."""
         self._require_attached()
         found = {}
         for unit in self.units:
@@ -357,13 +389,12 @@ class Sharded:
             del of, elements
             like = unit.parameters[parameter]
             source = _tensors.at(values, like.shape, self._full_dtype(unit.index))
-            on_gpu = like.device.type == "cuda"
-            found[unit.names[parameter]] = source.to(like.device) if on_gpu else source.clone()
+            found[unit.names[parameter]] = source.clone()
 
         callbacks.run(lambda: function(self.session, *arguments, READ(callbacks.wrap(read)), None))
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """Copies of all parameters, whole, in full precision, by name. Collective."""
+        """Copies of all parameters in host memory, whole, in full precision, by name. Collective."""
         self._require_attached()
         found: dict[str, torch.Tensor] = {}
         for unit in self.units:

@@ -10,6 +10,7 @@ import torch
 
 # By tessera_dtype.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FULL = (torch.float32, torch.float64)
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 

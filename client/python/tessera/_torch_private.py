@@ -25,5 +25,10 @@ def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 
 
+def register_state_dict_hook(module: torch.nn.Module, hook) -> None:
+    """hook(module, state_dict, prefix, local_metadata), after the module's own; public since 2.5."""
+    module._register_state_dict_hook(hook)
+
+
 # Without it torch.compile would trace hooks, which talk to other processes.
 without_compiling = torch._dynamo.disable if hasattr(torch, "_dynamo") else (lambda f: f)

@@ -55,13 +55,15 @@ class _Forward:
 class Windows:
     """Drives the units of one attached model. One thread trains; backwards may run on others."""
 
-    def __init__(self, units, root, attach, before_model_forward, input_dtype):
+    def __init__(self, units, root, attach, before_model_forward, input_dtype, reduce_dtype):
         """attach: called by the first forward; it calls bind()."""
         self._units, self._root, self._input_dtype = units, root, input_dtype
+        self._reduce_dtype = reduce_dtype
         self._attach, self._before_model_forward = attach, before_model_forward
         self._session, self.driver = None, C.c_void_p()
         self.gpu = -1  # Where parameters and gradients are; -1: in host memory.
         self._reading: dict[int, list] = {}  # Of a GPU: gradients that it may be reading, by unit.
+        self._newest_unit = -1  # That gave one of these.
         self._stack: list = []
         self._forwards = [weakref.WeakSet() for _ in units]
         self._backward = -1  # The id of the one under way.
@@ -106,6 +108,7 @@ class Windows:
         self._hooks.clear()
         lib.units_delete(self.driver)
         self.driver = C.c_void_p()
+        self._reading.clear()
 
     def _tell_stream(self) -> None:
         if self.gpu >= 0:
@@ -283,20 +286,30 @@ class Windows:
                     "torch.autograd.grad", "UNIMPLEMENTED")
             if gradient.layout is not torch.strided:
                 gradient = gradient.to_dense()
+            if self.gpu >= 0 and gradient.dtype not in (self._reduce_dtype, *_tensors.FULL):
+                gradient = gradient.float()  # The GPU's kernels know one half type of a unit.
             gradient = gradient.contiguous()
             told = Gradient(gradient.data_ptr(), gradient.numel(), index,
                             _tensors.CODES[gradient.dtype])
             if self.gpu >= 0:
                 self._reading.setdefault(unit, []).append(gradient)
             lib.units_gradient(self.driver, unit, C.byref(told))
-            for read in [u for u in self._reading if not lib.units_reads(self.driver, u)]:
-                del self._reading[read]
+            if self.gpu >= 0:
+                self._forget_read(unit)
             marker = self._markers.get(id(parameter))
             if marker is None:
                 marker = self._markers[id(parameter)] = GivenGradient.of(parameter)
             parameter.grad = marker
             self.given[unit][index] = marker
         return on_gradient
+
+    def _forget_read(self, unit: int) -> None:
+        """Lets go of gradients that the GPU has read: looked at where a backward is at a new unit."""
+        if unit == self._newest_unit:
+            return
+        self._newest_unit = unit
+        for read in [u for u in self._reading if not lib.units_reads(self.driver, u)]:
+            del self._reading[read]
 
     # --- Steps ---
 
@@ -338,5 +351,4 @@ class Windows:
             return  # Detached.
         self.end_failed_backward()
         self._abandon_all()
-        self.await_gpu()
         lib.units_begin_step(self.driver)

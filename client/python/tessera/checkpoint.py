@@ -45,6 +45,8 @@ def save(model, path, *, in_background: bool = False, keep_newest: int = 0,
                                for group in sharded.optimizer.param_groups]
     if random_state:
         own["torch_rng"] = torch.get_rng_state()
+        if sharded.windows.gpu >= 0:
+            own["cuda_rng"] = torch.cuda.get_rng_state(sharded.windows.gpu)
     file = io.BytesIO()
     torch.save(own, file)
     options = CheckpointOptions(
@@ -91,6 +93,8 @@ def _take_own(sharded, own: dict) -> None:
             mine.update(saved)
     if "torch_rng" in own:
         torch.set_rng_state(own["torch_rng"])
+    if "cuda_rng" in own and sharded.windows.gpu >= 0:
+        torch.cuda.set_rng_state(own["cuda_rng"], sharded.windows.gpu)
 
 
 def save_model(model, path, *, dtype: torch.dtype | None = None, max_file_bytes: int = 0) -> None:

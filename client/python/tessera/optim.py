@@ -38,7 +38,9 @@ class JobOptimizer(torch.optim.Optimizer):
         self.sharded.optimizer = self
 
     def _param_groups(self, given):
-        everything = [p for unit in self.sharded.units for p in unit.parameters]
+        sharded = {id(p) for unit in self.sharded.units for p in unit.parameters}
+        # In torch's order: its optimizers' states are by numbers in it.
+        everything = [p for p in self.sharded.root.parameters() if id(p) in sharded]
         if given is None:
             return [{"params": everything}]
         known = {id(p) for p in everything}
@@ -163,6 +165,7 @@ class JobOptimizer(torch.optim.Optimizer):
         for mine, given in zip(self.param_groups, state_dict["param_groups"]):
             for parameter, number in zip(mine["params"], given["params"]):
                 by_id[id(parameter)] = state_dict["state"].get(number, {})
+        self._check_shapes(by_id)
         units = self.sharded.units
         counts = [[int(by_id.get(id(p), {}).get("step", 1 if by_id.get(id(p)) else 0))
                    for p in unit.parameters] for unit in units]
@@ -184,6 +187,18 @@ class JobOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             callbacks.run(lambda: lib.write_optimizer_state(
                 self.sharded.session, progress.encode(), FILL(callbacks.wrap(fill)), None))
+
+
+    def _check_shapes(self, by_id: dict[int, dict]) -> None:
+        for unit in self.sharded.units:
+            for name, parameter in zip(unit.names, unit.parameters):
+                for moment in self.moments:
+                    saved = by_id.get(id(parameter), {}).get(moment)
+                    if saved is not None and saved.shape != parameter.shape:
+                        raise TesseraError(
+                            f"{moment} of parameter '{name}' has shape {tuple(saved.shape)} instead "
+                            f"of {tuple(parameter.shape)}: the state is of other parameters, or in "
+                            "another order", "INVALID_ARGUMENT")
 
 
 class SGD(JobOptimizer):
@@ -267,6 +282,7 @@ class LocalOptimizer(torch.optim.Optimizer):
         windows.check_model()
         windows.check_given()
         windows.begin_step()
+        windows.await_gpu()
         options, result = _sharded.Sharded.step_options([]), StepResult()
         try:
             lib.shards_begin(self._shards, C.byref(options), C.byref(result))

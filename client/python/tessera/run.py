@@ -17,6 +17,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import socket
 import sys
 import tempfile
 import threading
@@ -33,6 +34,9 @@ class _Trainers:
 
     def __init__(self, command, ranks: int, addresses: dict, max_restarts: int):
         self._command, self._ranks, self._addresses = command, ranks, addresses
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
         self._restarts_left = max_restarts
         self._lock = threading.Lock()
         self._output_lock = threading.Lock()
@@ -49,6 +53,8 @@ class _Trainers:
         environment = {
             **os.environ, **self._addresses, "RANK": str(rank), "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self._ranks), "LOCAL_WORLD_SIZE": str(self._ranks),
+            # For torch.distributed, which the training code may use beside this.
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port),
             "PYTHONUNBUFFERED": "1"}
         with self._lock:
             if self._ending:

@@ -102,6 +102,53 @@ class RunCommandTest(unittest.TestCase):
         process.send_signal(signal.SIGINT)
         self.assertIn("interrupted", self.finish(process, status=130))
 
+    def test_ranks_with_other_initial_values_are_an_error_that_names_one(self):
+        script = self.script("""
+import os, torch, tessera
+torch.manual_seed(int(os.environ["RANK"]))
+model = tessera.shard(torch.nn.Linear(3, 3))
+tessera.SGD(model)
+""")
+        output = self.finish(run("-n", 2, script, env=self.environment), status=1)
+        self.assertIn("initial values of parameter 'weight' on rank 1 are not those of rank 0", output)
+
+    def test_torchs_own_collectives_work_beside_it(self):
+        script = self.script("""
+import torch, torch.distributed as dist, tessera
+dist.init_process_group("gloo")
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(3, 1))
+opt = tessera.SGD(model, lr=0.1)
+loss = model(torch.full((2, 3), float(dist.get_rank()))).square().mean()
+loss.backward()
+opt.step()
+mean = loss.detach()
+dist.all_reduce(mean)
+print("mean", mean.item() / dist.get_world_size())
+""")
+        output = self.finish(run("-n", 2, script, env=self.environment))
+        means = [line.split()[-1] for line in output.splitlines() if "mean" in line]
+        self.assertEqual((len(means), len(set(means))), (2, 1), output)
+
+    def test_a_cluster_outlives_the_thread_that_attached(self):
+        script = self.script("""
+import threading, torch, tessera
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(3, 1))
+made = []
+thread = threading.Thread(target=lambda: made.append(tessera.SGD(model, lr=0.1)))
+thread.start()
+thread.join()
+for _ in range(50):
+    model(torch.ones(2, 3)).sum().backward()
+    made[0].step()
+print("step", model.tessera.next_step)
+""")
+        process = subprocess.Popen([sys.executable, script], stdin=subprocess.DEVNULL, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   env=self.environment)
+        self.assertIn("step 51", self.finish(process))
+
     def test_any_program_is_run(self):
         output = self.finish(run("-n", 2, "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE",
                                  env=self.environment))

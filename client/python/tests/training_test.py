@@ -15,6 +15,7 @@ from tessera import _cluster
 
 # With TESSERA_TEST_GPU=1 all of it runs on GPU 0.
 ON_GPU = os.environ.get("TESSERA_TEST_GPU") == "1"
+DEVICE = torch.device("cuda:0" if ON_GPU else "cpu")
 
 _folder = tempfile.TemporaryDirectory(prefix="tessera-test-")
 _jobs = iter(range(1, 1_000_000))
@@ -26,7 +27,7 @@ def setUpModule():
     folder.mkdir()
     cluster = _cluster.Cluster(folder, 64, 0 if ON_GPU else None)
     if ON_GPU:
-        torch.set_default_device("cuda:0")
+        torch.set_default_device(DEVICE)
     unittest.addModuleCleanup(cluster.stop)
     found = cluster.addresses()
     tessera.init(coordinator=found["TESSERA_COORDINATOR"], worker=found["TESSERA_WORKER"])
@@ -57,7 +58,7 @@ class Model(nn.Module):
 
 def batches(count, rows=6, width=4):
     generator = torch.Generator("cpu").manual_seed(7)
-    return [torch.randn(rows, width, generator=generator, device="cpu").to(torch.get_default_device())
+    return [torch.randn(rows, width, generator=generator, device="cpu").to(DEVICE)
             for _ in range(count)]
 
 
@@ -87,7 +88,7 @@ class Case(unittest.TestCase):
         expected, actual = plain.state_dict(), sharded.state_dict()
         self.assertEqual(list(expected), list(actual))
         for name, value in expected.items():
-            torch.testing.assert_close(actual[name], value, rtol=tolerance, atol=tolerance,
+            torch.testing.assert_close(actual[name].cpu(), value.cpu(), rtol=tolerance, atol=tolerance,
                                        msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -354,7 +355,7 @@ class TrainingTest(Case):
         loss_of(sharded, x).backward()
         found = sharded.tessera.gradients()
         for name, parameter in plain.named_parameters():
-            torch.testing.assert_close(found[name], parameter.grad)
+            torch.testing.assert_close(found[name], parameter.grad.cpu())
 
 
 class StateTest(Case):
@@ -380,11 +381,8 @@ class StateTest(Case):
         saved = ours.state_dict()
         plain.load_state_dict(sharded.state_dict())
         theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-        # In the order of the job's units.
-        names = [n for unit in sharded.tessera.units for n in unit.names]
-        order = {n: i for i, n in enumerate(names)}
-        state = {i: saved["state"][order[n]] for i, (n, _) in enumerate(plain.named_parameters())}
-        theirs.load_state_dict({"state": state, "param_groups": theirs.state_dict()["param_groups"]})
+        theirs.load_state_dict({"state": saved["state"],
+                                "param_groups": theirs.state_dict()["param_groups"]})
         x = batches(3)[2]
         loss_of(plain, x).backward()
         theirs.step()
@@ -397,6 +395,38 @@ class StateTest(Case):
         for number, entry in again.state_dict()["state"].items():
             torch.testing.assert_close(entry["exp_avg"], saved["state"][number]["exp_avg"])
             self.assertEqual(entry["step"], saved["state"][number]["step"])
+
+    def test_optimizer_state_of_torch_continues_here(self):
+        plain, sharded = self.pair()
+        theirs, ours = torch.optim.AdamW(plain.parameters(), lr=1e-2), tessera.AdamW(sharded, lr=1e-2)
+        self.step(plain, theirs)
+        theirs.zero_grad()
+        sharded.load_state_dict(plain.state_dict())
+        ours.load_state_dict(theirs.state_dict())
+        x = batches(3)[2]
+        for model, optimizer in ((plain, theirs), (sharded, ours)):
+            loss_of(model, x).backward()
+            optimizer.step()
+        self.assert_same(plain, sharded)
+
+    def test_optimizer_state_of_other_parameters_is_refused_by_name(self):
+        _, sharded = self.pair()
+        ours = tessera.AdamW(sharded, lr=1e-2)
+        self.step(sharded, ours)
+        saved = ours.state_dict()
+        saved["state"][0], saved["state"][1] = saved["state"][1], saved["state"][0]
+        with self.assertRaisesRegex(tessera.TesseraError, "exp_avg of parameter 'embed.weight'"):
+            ours.load_state_dict(saved)
+
+    def test_checkpoint_has_the_random_state(self):
+        with tempfile.TemporaryDirectory() as folder:
+            _, sharded = self.pair()
+            tessera.SGD(sharded)
+            tessera.save(sharded, f"{folder}/c")
+            expected = torch.rand(4)
+            torch.manual_seed(99)
+            tessera.load(sharded, f"{folder}/c")
+            self.assertTrue(torch.equal(torch.rand(4), expected))
 
     def test_checkpoint_continues_to_the_bit(self):
         class Position:

@@ -48,6 +48,7 @@ inline void atomicAdd(unsigned long long* to, unsigned long long value) {
 // Of kBytes at once, which a device does only at multiples of as many.
 template <int kBytes>
 struct Word {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "a device has no such access");
   char bytes[kBytes];
 };
 

@@ -23,10 +23,12 @@ using Word = std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes =
 
 template <int kBytes>
 __device__ inline Word<kBytes> LoadWord(const void* from, int index) {
+  static_assert(sizeof(Word<kBytes>) == kBytes, "there is no such access");
   return static_cast<const Word<kBytes>*>(from)[index];
 }
 template <int kBytes>
 __device__ inline void StoreWord(void* to, int index, Word<kBytes> word) {
+  static_assert(sizeof(Word<kBytes>) == kBytes, "there is no such access");
   static_cast<Word<kBytes>*>(to)[index] = word;
 }
 

@@ -5,9 +5,16 @@ namespace tessera {
 namespace gpu {
 namespace {
 
+// 16 bytes of what is written: of two stores to a pack each would fill half of a sector. Of FP8 at
+// least the 4 bytes of an access are read.
+template <typename From, typename To>
+constexpr int kCastPack = kPackOf<To> < 4 / static_cast<int>(sizeof(From))
+                              ? 4 / static_cast<int>(sizeof(From))
+                              : kPackOf<To>;
+
 template <typename From, typename To>
 __global__ void Cast(Walk walk, const From* __restrict__ from, To* __restrict__ to, double scale) {
-  ForEach<kPackOf<To>>(walk, [&](auto n, int64_t i) {
+  ForEach<kCastPack<From, To>>(walk, [&](auto n, int64_t i) {
     const auto in = Load<n.value>(from + i);
     Pack<To, n.value> out;
 #pragma unroll
@@ -58,8 +65,7 @@ int ByFormat(int format, Body body) {
 
 template <typename From, typename To>
 int CastAll(void* stream, const From* from, To* to, int64_t count, double scale) {
-  // 16 bytes of what is written: of two stores to a pack each would fill half of a sector.
-  constexpr int kPack = kPackOf<To>;
+  constexpr int kPack = kCastPack<From, To>;
   const Walk walk = WalkOver(count, kPack, {ArrayOf(from), ArrayOf(to)});
   return Launch<Cast<From, To>>(stream, BlocksOf(walk, kPack), walk, from, to, scale);
 }

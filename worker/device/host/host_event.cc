@@ -6,14 +6,15 @@ namespace tessera {
 
 bool HostEvent::Query() {
   absl::MutexLock lock(&mu_);
-  return reached_ >= recorded_;
+  return IsReached(recorded_);
 }
 
 void HostEvent::Synchronize() { AwaitMark(LastMark()); }
 
 int64_t HostEvent::NextMark() {
   absl::MutexLock lock(&mu_);
-  return ++recorded_;
+  under_way_.push_back(++recorded_);
+  return recorded_;
 }
 
 int64_t HostEvent::LastMark() {
@@ -23,14 +24,18 @@ int64_t HostEvent::LastMark() {
 
 void HostEvent::Reach(int64_t mark) {
   absl::MutexLock lock(&mu_);
-  // Marks of two streams may be reached in another order.
-  reached_ = std::max(reached_, mark);
+  // Marks of two streams may be reached in another order, and one says nothing of the other.
+  under_way_.erase(std::remove(under_way_.begin(), under_way_.end(), mark), under_way_.end());
 }
 
 void HostEvent::AwaitMark(int64_t mark) {
   absl::MutexLock lock(&mu_);
-  const auto reached = [this, mark]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return reached_ >= mark; };
+  const auto reached = [this, mark]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return IsReached(mark); };
   mu_.Await(absl::Condition(&reached));
+}
+
+bool HostEvent::IsReached(int64_t mark) const {
+  return std::find(under_way_.begin(), under_way_.end(), mark) == under_way_.end();
 }
 
 }  // namespace tessera

@@ -1,8 +1,9 @@
-// Event of a host stream: two counters, the marks recorded and the marks reached.
+// Event of a host stream: each record is a mark, which its stream reaches.
 #ifndef TESSERA_WORKER_DEVICE_HOST_HOST_EVENT_H_
 #define TESSERA_WORKER_DEVICE_HOST_HOST_EVENT_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -22,9 +23,11 @@ class HostEvent : public Event {
   void AwaitMark(int64_t mark) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  bool IsReached(int64_t mark) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+
   absl::Mutex mu_;
   int64_t recorded_ ABSL_GUARDED_BY(mu_) = 0;
-  int64_t reached_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<int64_t> under_way_ ABSL_GUARDED_BY(mu_);  // Few: marks that are not reached.
 };
 
 }  // namespace tessera
