@@ -36,9 +36,11 @@ class Context:
     tls: tuple[str, str, str] | None = None
     insecure: bool = False
     gpu: int | None = None
+    timeouts: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def addresses(self) -> dict:
-        found = {"coordinator_address": self.coordinator.encode(),
+        found = {**{f"{name}_timeout_seconds": seconds for name, seconds in self.timeouts.items()},
+                 "coordinator_address": self.coordinator.encode(),
                  "worker_address": self.worker.encode(), "insecure_connect": self.insecure}
         if self.tls:
             keys = ("tls_certificate_path", "tls_key_path", "tls_ca_path")
@@ -76,13 +78,15 @@ def _number(name: str) -> int | None:
 def init(*, coordinator: str | None = None, worker: str | None = None, job: str | None = None,
          rank: int | None = None, world_size: int | None = None,
          tls: tuple[str, str, str] | None = None, insecure: bool = False,
-         gpu: int | None = None) -> Context:
+         gpu: int | None = None, timeouts: dict[str, float] | None = None) -> Context:
     """Finds the job's coordinator and worker. Arguments come before the environment.
 
     TESSERA_COORDINATOR, TESSERA_WORKER, TESSERA_JOB and RANK, WORLD_SIZE, LOCAL_RANK are what
     `tessera run` sets. With torchrun's variables alone the ranks of one node make a cluster of
     their own; with none of them this process is a job of one rank.
     tls: paths of certificate, key and CA, as PEM.
+    timeouts: seconds, by "attach" (to the worker; 60), "operation" (of each wait for other ranks;
+      600: more where one rank does something long alone) and "recover" (after a death; 120).
     gpu: for a cluster of its own: the GPU of its rank, as CUDA numbers it; None: the model's, if it
       is on one.
     """
@@ -105,8 +109,13 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
         raise TesseraError("the addresses of both coordinator and worker are needed, or of neither",
                            "INVALID_ARGUMENT")
     _check_one_node(coordinator, world_size)
+    unknown = set(timeouts or {}) - {"attach", "operation", "recover"}
+    if unknown:
+        raise TesseraError(f"timeouts: {', '.join(sorted(unknown))} is none of attach, operation, "
+                           "recover", "INVALID_ARGUMENT")
     _context = Context(coordinator, worker, job or os.environ.get("TESSERA_JOB") or "train", rank,
-                       world_size, rank if local_rank is None else local_rank, tls, insecure, gpu)
+                       world_size, rank if local_rank is None else local_rank, tls, insecure, gpu,
+                       dict(timeouts or {}))
     return _context
 
 

@@ -370,15 +370,41 @@ class Sharded:
             for unit, sync in zip(self.units, before):
                 lib.units_set_sync(self.windows.driver, unit.index, sync)
 
-    def set_requires_gradient_sync(self, sync: bool) -> None:
+    def _units_of(self, module) -> list:
+        """All, or the unit of `module`."""
+        if module is None:
+            return self.units
+        found = [unit for unit in self.units if unit.module is module]
+        if not found:
+            raise TesseraError(f"{type(module).__name__} is not the module of a unit: name it, or "
+                               "its class, in shard(units=)", "INVALID_ARGUMENT")
+        return found
+
+    def set_requires_gradient_sync(self, sync: bool, module=None) -> None:
+        """Whether backwards reduce gradients: of the unit of `module`, or of all."""
         self._require_attached()
-        for unit in self.units:
+        for unit in self._units_of(module):
             lib.units_set_sync(self.windows.driver, unit.index, int(sync))
 
-    def set_reshard_after_forward(self, reshard: bool) -> None:
+    def set_reshard_after_forward(self, reshard: bool, module=None) -> None:
+        """Whether parameters are given up between forward and backward: of that unit, or of all."""
         self._require_attached()
-        for unit in self.units:
+        for unit in self._units_of(module):
             lib.units_set_reshard_after_forward(self.windows.driver, unit.index, int(reshard))
+
+    def set_modules_to_forward_prefetch(self, module, ahead) -> None:
+        """The units of the modules `ahead` are gathered while that of `module` runs forward."""
+        self._set_prefetch(lib.units_set_forward_prefetch, module, ahead)
+
+    def set_modules_to_backward_prefetch(self, module, ahead) -> None:
+        """The same, of its backward."""
+        self._set_prefetch(lib.units_set_backward_prefetch, module, ahead)
+
+    def _set_prefetch(self, function, module, ahead) -> None:
+        self._require_attached()
+        numbers = [self._units_of(each)[0].index for each in ahead]
+        function(self.windows.driver, self._units_of(module)[0].index,
+                 (C.c_int * len(numbers))(*numbers), len(numbers))
 
     # --- Whole values ---
 

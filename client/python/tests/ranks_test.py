@@ -139,6 +139,22 @@ class RanksTest(unittest.TestCase):
         for key, value in trainer.train_plain(2, _STEPS).items():
             torch.testing.assert_close(torch.load(out)[key], value, rtol=1e-5, atol=1e-5)
 
+    def test_timeouts_are_the_sessions(self):
+        addresses = self.cluster("timeouts", 2)
+        script = self.folder / "alone.py"
+        script.write_text("""
+import torch, tessera
+tessera.init(timeouts={"attach": 30, "operation": 0.5})
+tessera.SGD(tessera.shard(torch.nn.Linear(2, 2)))
+""")
+        process = subprocess.run(
+            [sys.executable, script], env={**os.environ, **addresses, "RANK": "0",
+                                           "WORLD_SIZE": "2"},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False)
+        # Long before the ten minutes that it waits otherwise.
+        self.assertIn("waited too long", process.stderr)
+        self.assertIn("rank 1 has no trainer", process.stderr)
+
     def test_several_nodes_need_addresses(self):
         environment = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
         process = self.start(0, 2, environment, self.folder / "none.pt")

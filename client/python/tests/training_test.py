@@ -213,6 +213,19 @@ class TrainingTest(Case):
                    tessera.SGD(sharded, lr=1e-2))
         self.assert_same(plain, sharded)
 
+    def test_units_are_driven_one_by_one(self):
+        plain, sharded = self.pair(config={"gradient_slots": 0})
+        ours = tessera.SGD(sharded, lr=1e-2)
+        job, blocks = sharded.tessera, sharded.blocks
+        job.set_reshard_after_forward(False, blocks[2])
+        job.set_modules_to_forward_prefetch(blocks[0], [blocks[1], blocks[2]])
+        job.set_modules_to_backward_prefetch(blocks[2], [blocks[1]])
+        job.set_requires_gradient_sync(False, blocks[1])
+        self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-2), ours)
+        self.assert_same(plain, sharded)
+        with self.assertRaisesRegex(tessera.TesseraError, "ReLU is not the module of a unit"):
+            job.set_reshard_after_forward(False, nn.ReLU())
+
     def test_batch_norm_keeps_its_statistics(self):
         plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
         plain, sharded = self.pair(plain, units=nn.Linear)
