@@ -371,6 +371,88 @@ class TrainingTest(Case):
             torch.testing.assert_close(found[name], parameter.grad.cpu())
 
 
+class ModelsTest(Case):
+    """Kinds of models, precisions and wrappers, each beside the plain module."""
+
+    def compare(self, plain, sharded, batch_of, tolerance=1e-5, loss=None):
+        loss = loss or (lambda model, x: model(x).square().mean())
+        theirs, ours = torch.optim.SGD(plain.parameters(), lr=1e-2), tessera.SGD(sharded, lr=1e-2)
+        for step in range(4):
+            for model, optimizer in ((plain, theirs), (sharded, ours)):
+                optimizer.zero_grad()
+                loss(model, batch_of(step)).backward()
+                optimizer.step()
+        self.assert_same(plain, sharded, tolerance)
+
+    def test_fp64_parameters_are_computed_and_kept_in_fp64(self):
+        plain, sharded = self.pair(Model().double())
+        self.compare(plain, sharded, lambda step: batches(4)[step].double(), 1e-12)
+        self.assertEqual({p.dtype for p in sharded.parameters()}, {torch.float64})
+
+    def test_shards_in_host_memory(self):
+        plain, sharded = self.pair(cpu_offload=True)
+        self.compare(plain, sharded, lambda step: batches(4)[step])
+
+    def test_ignored_modules_are_the_users(self):
+        plain = Model()
+        sharded = copy.deepcopy(plain)
+        self.shard(sharded, Block, ignored_modules=[sharded.head])
+        theirs = torch.optim.SGD(plain.parameters(), lr=1e-2)
+        ours = tessera.SGD(sharded, lr=1e-2)
+        of_head = torch.optim.SGD(sharded.head.parameters(), lr=1e-2)
+        for x in batches(4):
+            for optimizer in (theirs, of_head):
+                optimizer.zero_grad()
+            for model in (plain, sharded):
+                loss_of(model, x).backward()
+            for optimizer in (theirs, ours, of_head):
+                optimizer.step()
+        self.assert_same(plain, sharded)
+
+    def test_compiled_blocks(self):
+        for backend in ("aot_eager", "inductor"):
+            with self.subTest(backend):
+                plain, sharded = self.pair()
+                for block in sharded.blocks:
+                    block.compile(backend=backend)
+                self.compare(plain, sharded, lambda step: batches(4)[step])
+
+    def test_autocast(self):
+        def loss(model, x):
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                return loss_of(model, x)
+        self.compare(*self.pair(), lambda step: batches(4)[step], loss=loss)
+
+    def test_convolutions_with_channels_last(self):
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+        plain, sharded = self.pair(model.to(memory_format=torch.channels_last), nn.Conv2d)
+        self.compare(plain, sharded, lambda step: batches(4, 4, 192)[step].view(4, 3, 8, 8), 1e-4)
+
+    def test_recurrent_layers(self):
+        class Recurrent(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers, self.head = nn.LSTM(4, 8, 2, batch_first=True), nn.Linear(8, 1)
+            def forward(self, x):
+                return self.head(self.layers(x)[0])
+        plain, sharded = self.pair(Recurrent(), nn.LSTM)
+        self.compare(plain, sharded, lambda step: batches(4)[step].view(2, 3, 4), 1e-4)
+
+    def test_sparse_gradients_of_an_embedding(self):
+        class Tokens(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed = nn.Embedding(20, 8, sparse=True)
+                self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+                self.head = nn.Linear(8, 1)
+            def forward(self, x):
+                return self.head(self.layer(self.embed(x)))
+        plain, sharded = self.pair(Tokens(), nn.TransformerEncoderLayer)
+        self.compare(plain, sharded, lambda step: torch.arange(12).view(2, 6) % (7 + step), 1e-4)
+
+
 class StateTest(Case):
     def step(self, model, opt, count=2):
         for x in batches(count):

@@ -65,6 +65,23 @@ class TransformersTest(unittest.TestCase):
             actual = sharded(tokens[0].to(device)).logits
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 
+    def test_a_model_that_is_saved_here_opens_there_byte_for_byte(self):
+        from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+        device = torch.device("cuda" if ON_GPU else "cpu")
+        sharded = tessera.shard(gpt2().to(device), GPT2Block, job="saved")
+        self.addCleanup(sharded.tessera.detach)
+        optimizer = tessera.AdamW(sharded, lr=1e-3)
+        tokens = torch.randint(128, (4, 32), generator=torch.Generator().manual_seed(3)).to(device)
+        sharded(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        with tempfile.TemporaryDirectory() as folder:
+            tessera.save_model(sharded, f"{folder}/model.safetensors")
+            sharded.config.save_pretrained(folder)
+            opened = transformers.GPT2LMHeadModel.from_pretrained(folder)
+        expected = sharded.state_dict()
+        for name, value in opened.state_dict().items():
+            self.assertTrue(torch.equal(value, expected[name].cpu()), name)
+
     def test_generation_between_steps(self):
         from transformers.models.gpt2.modeling_gpt2 import GPT2Block
         device = torch.device("cuda" if ON_GPU else "cpu")
