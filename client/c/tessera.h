@@ -349,6 +349,30 @@ TESSERA_API int tessera_load_checkpoint(tessera_session* session, const char* pa
                                         int model_only, char** description_json,
                                         char** trainer_state, size_t* trainer_state_bytes);
 
+/* --- Live state: of a job that trains, for a process outside of it --- */
+
+typedef struct tessera_live_options {
+  size_t struct_size;
+  const char* coordinator_address;
+  const char* tls_certificate_path; /* All three of them, or none (null or empty). */
+  const char* tls_key_path;
+  const char* tls_ca_path;
+  const char* job_id;
+  const char* const* include; /* Patterns of names, with * and ?. None: all. */
+  const char* const* exclude;
+  size_t num_include, num_exclude;
+  const char* dtype; /* "fp32", "bf16", "fp16": rounded to that. May be null. */
+  int32_t insecure_connect;
+  int32_t moments;    /* The optimizer's state too, as "state.NAME.exp_avg". */
+  int32_t no_buffers; /* Without rank 0's buffers. */
+  int32_t reserved;
+} tessera_live_options;
+/* Adds the tensors to `out`, all of one committed step. `description_json`, which may be null:
+ * {"step": 12, "committed_step": 12, "generation": 1, "aliases": {"tied": "w"}}. Errors: those of
+ * LiveReader (tessera/live_reader.h). */
+TESSERA_API int tessera_live_read(const tessera_live_options* options, tessera_tensors* out,
+                                  char** description_json);
+
 /* --- A driver of windows, prefetch and reduction: see client/units/unit_driver.h --- */
 
 typedef struct tessera_units tessera_units;

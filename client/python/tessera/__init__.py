@@ -25,6 +25,7 @@ import ctypes as _ctypes
 import signal as _signal
 import threading as _threading
 
+from . import live
 from ._cluster import Context, init
 from ._library import lib as _lib
 from ._plan import Precision
@@ -35,7 +36,7 @@ from .optim import SGD, Adam, AdamW, LocalOptimizer, repeatable
 
 __version__ = _lib.version().decode()
 __all__ = ["Adam", "AdamW", "Context", "LocalOptimizer", "OutsideWindowError", "Precision", "SGD",
-           "Sharded", "StepUndone", "TesseraError", "await_save", "init", "load", "load_model",
+           "Sharded", "StepUndone", "TesseraError", "await_save", "init", "live", "load", "load_model",
            "register_state", "repeatable", "save", "save_model", "shard"]
 
 

@@ -91,6 +91,15 @@ class CheckpointOptions(_Struct):
                 ("keep_existing", C.c_int32), ("in_parts", C.c_int32)]
 
 
+class LiveOptions(_Struct):
+    _fields_ = [("struct_size", C.c_size_t)] + [
+        (name, C.c_char_p) for name in (
+            "coordinator_address", "tls_certificate_path", "tls_key_path", "tls_ca_path", "job_id")
+    ] + [("include", C.POINTER(C.c_char_p)), ("exclude", C.POINTER(C.c_char_p)),
+         ("num_include", C.c_size_t), ("num_exclude", C.c_size_t), ("dtype", C.c_char_p)] + [
+        (name, C.c_int32) for name in ("insecure_connect", "moments", "no_buffers", "reserved")]
+
+
 class UnitWork(C.Structure):
     _fields_ = [("unit", C.c_int32), ("nodes", C.c_int32), ("gradients", C.c_int32)]
 
@@ -138,6 +147,7 @@ _CODES = {
     "save_checkpoint": [_P, _S, C.POINTER(CheckpointOptions)],
     "await_save": [_P],
     "load_checkpoint": [_P, _S, _I, _I, _OUT, _OUT, C.POINTER(C.c_size_t)],
+    "live_read": [C.POINTER(LiveOptions), _P, _OUT],
     "units_new": [_P, C.POINTER(C.c_int), _I, _OUT],
     "units_begin_forward": [_P, _I, _OUT],
     "units_end_forward": [_P, _P, _I, C.POINTER(C.c_int)],

@@ -578,6 +578,41 @@ class StateTest(Case):
         self.assertEqual(sharded.state_dict()["head.bias"].item(), 4.0)
 
 
+class LiveTest(Case):
+    def test_another_process_reads_what_the_job_has(self):
+        plain = Model()
+        plain.blocks[2].up.weight = plain.blocks[0].up.weight
+        plain.register_buffer("count", torch.tensor([3, 4]))
+        _, sharded = self.pair(plain)
+        opt = tessera.AdamW(sharded, lr=1e-2)
+        for x in batches(3):
+            loss_of(sharded, x).backward()
+            opt.step()
+        job = sharded.tessera._job_id()
+        where = {"coordinator": sharded.tessera._context.coordinator}
+        found = tessera.live.read(job, **where)
+        self.assertEqual(found.step, 3)
+        expected = sharded.state_dict()
+        self.assertEqual(set(found.tensors), set(expected))
+        for name, value in expected.items():
+            self.assertTrue(torch.equal(found.tensors[name], value.cpu()), name)
+        halves = tessera.live.read(job, ["head.*"], ["*.bias"], dtype=torch.bfloat16, moments=True,
+                                   buffers=False, **where).tensors
+        self.assertEqual(set(halves), {"head.weight", "state.head.weight.exp_avg",
+                                       "state.head.weight.exp_avg_sq"})
+        self.assertTrue(torch.equal(halves["head.weight"], expected["head.weight"].bfloat16().cpu()))
+
+    def test_what_is_not_there_is_named(self):
+        _, sharded = self.pair()
+        where = {"coordinator": _cluster.context().coordinator}
+        for job, include, said in (("nobody", [], "nobody"), (None, [], "TESSERA_JOB")):
+            with self.assertRaisesRegex(tessera.TesseraError, said):
+                tessera.live.read(job, include, **where)
+        tessera.SGD(sharded)
+        with self.assertRaisesRegex(tessera.TesseraError, "no parameter.s name matches"):
+            tessera.live.read(sharded.tessera._job_id(), ["nothing.at.all"], **where)
+
+
 class MisuseTest(Case):
     @unittest.skipIf(ON_GPU, "pages of a GPU cannot be protected")
     def test_a_read_outside_its_window_is_an_exception_with_the_name(self):
