@@ -89,10 +89,9 @@ int tessera_live_read(const tessera_live_options* options, tessera_tensors* out,
     where.insecure_connect = given.insecure_connect != 0;
     ASSIGN_OR_RETURN(const std::unique_ptr<LiveReader> reader, LiveReader::Open(where));
     Entries entries;
-    ASSIGN_OR_RETURN(const LiveVersion version,
-                     reader->Read(query, [&entries](const LiveEntry& entry) {
-                       return entries.RoomOf(entry);
-                     }));
+    ASSIGN_OR_RETURN(
+        const LiveVersion version,
+        reader->Read(query, [&entries](const LiveEntry& entry) { return entries.RoomOf(entry); }));
     entries.MoveTo(out);
     if (description_json != nullptr)
       *description_json = CopyOf(DescriptionJson(version, entries.aliases()));
