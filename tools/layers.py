@@ -57,7 +57,7 @@ RULES = [
     Rule(r"client/include/tessera/torch/", None, rf"(?!tessera/|{_VALUES}|absl/|torch/|{_STD})",
          "public headers of the adapter include only public headers, values, Abseil, libtorch and "
          "the standard library"),
-    Rule(r"tests/example/train\.cc|tests/snippets/guide_scope\.h", None,
+    Rule(r"tests/example/(fit_line|train)\.cc|tests/snippets/guide_scope\.h", None,
          rf"(?!tessera/|absl/|torch/|{_STD})",
          "what documents show includes only public headers, Abseil, libtorch and the standard library"),
     Rule(_VALUES, None, rf"(?!{_VALUES}|absl/|{_STD})",

@@ -1,6 +1,7 @@
 // What README.md shows to be typed and compiled does what it says there.
 #include <stdlib.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -54,6 +55,19 @@ TEST_F(ExampleTest, TrainsAndSavesTheModel) {
   for (const char* name : {"embedding", "block0.up.weight", "block3.down.bias"}) {
     EXPECT_THAT(model, HasSubstr(absl::StrCat("\"", name, "\""))) << name;
   }
+}
+
+TEST_F(ExampleTest, ProgramWithoutLibtorchFindsTheLine) {
+  const std::string path = ::testing::TempDir() + "/line.safetensors";
+  RunAll({{"tests/example/fit_line", "2000", path}});
+  // A header of JSON, and then both values.
+  const std::string file = Slurp(path);
+  ASSERT_GE(file.size(), 2 * sizeof(float));
+  float values[2];
+  memcpy(values, file.data() + file.size() - sizeof(values), sizeof(values));
+
+  EXPECT_THAT(values, ::testing::UnorderedElementsAre(::testing::FloatNear(3, 1e-2),
+                                                      ::testing::FloatNear(1, 1e-2)));
 }
 
 TEST_F(ExampleTest, LayoutReadsTheSpecFile) {

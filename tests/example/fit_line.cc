@@ -43,7 +43,10 @@ absl::Status Train(const tessera::SessionOptions& options, int64_t steps, const 
 }
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 3) {
+    std::cerr << "usage: fit_line STEPS MODEL_FILE\n";
+    return 2;
+  }
   tessera::LocalCluster::Options devices;
   devices.num_devices = 2;
   auto cluster = tessera::LocalCluster::Start(devices);
@@ -54,7 +57,7 @@ int main(int argc, char** argv) {
   tessera::SessionOptions options;
   options.coordinator_address = (*cluster)->coordinator_address();
   options.worker_address = (*cluster)->worker_address();
-  options.job_id = "fit_line";
+  options.job_id = "fit-line";
   tessera::UnitSpec root;
   root.name = "root";
   root.parameters.push_back({"weight", {1}, tessera::DType::kFp32});
