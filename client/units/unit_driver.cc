@@ -44,6 +44,7 @@ absl::StatusOr<std::shared_ptr<UnitForward>> UnitDriver::BeginForward(int unit,
   forward->precision = precision;
   forward->in_backward = in_backward();
   if (BeginsModel(unit)) {
+    if (!in_forward()) RETURN_IF_ERROR(CloseLeftOpen());
     // An exception may have ended the last forward in the middle.
     prefetch_.BeginForward();
     ForgetGroups();
@@ -86,8 +87,9 @@ void UnitDriver::AbandonForward(const UnitForward& forward) {
   if (!forward.in_backward) --forwards_running_;
   if (forward.unit == kNoUnit) return;
   touched_.insert(forward.unit);
+  left_open_.insert(forward.unit);
   Unit& unit = units_[forward.unit];
-  // Without closing: an exception is under way, and the backward's end or the step closes it.
+  // Without closing: an exception is under way, and may be this rank's alone.
   if (--unit.forwards == 0) unit.state = Transition(unit.state, WindowEvent::kForwardEnds).next;
 }
 
@@ -154,9 +156,11 @@ absl::Status UnitDriver::EndBackward(bool failed) {
   if (in_backward()) return absl::OkStatus();
   prefetch_.EndBackward();
   if (failed) {
-    // What is open stays until a backward ends, or the step.
-    for (const int unit : touched_)
+    // What is open stays until a backward ends, the model's next forward begins, or the step.
+    for (const int unit : touched_) {
       units_[unit].state = Transition(units_[unit].state, WindowEvent::kBackwardEnds).next;
+      left_open_.insert(unit);
+    }
     return absl::OkStatus();
   }
   if (!in_forward()) ForgetGroups();
@@ -165,6 +169,15 @@ absl::Status UnitDriver::EndBackward(bool failed) {
   for (int unit = static_cast<int>(units_.size()) - 1; unit >= 0; --unit) {
     RETURN_IF_ERROR(ReduceIfSynced(unit));  // Also what earlier backwards accumulated.
     if (touched.count(unit) > 0) RETURN_IF_ERROR(Take(unit, WindowEvent::kBackwardEnds));
+  }
+  return absl::OkStatus();
+}
+
+// Units that share memory cannot be open at the same time: one that nothing closes any more would
+// be in the others' way.
+absl::Status UnitDriver::CloseLeftOpen() {
+  for (const int unit : std::exchange(left_open_, {})) {
+    if (units_[unit].forwards == 0) RETURN_IF_ERROR(host_->Close(unit));
   }
   return absl::OkStatus();
 }

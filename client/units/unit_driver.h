@@ -63,7 +63,7 @@ class UnitDriver {
   absl::StatusOr<std::shared_ptr<UnitForward>> BeginForward(int unit, Precision precision);
   // `module`: which of the unit's. Returns whether the whole model's forward has ended.
   absl::StatusOr<bool> EndForward(UnitForward* forward, int module);
-  // An exception ended it.
+  // An exception ended it. What it left open is closed where the next forward of the model begins.
   void AbandonForward(const UnitForward& forward);
 
   void BeginBackward(BackwardWork work);
@@ -94,6 +94,7 @@ class UnitDriver {
   // Where nothing of it is left in the backwards under way.
   absl::Status EndWork(int unit);
   absl::Status ReduceIfSynced(int unit);
+  absl::Status CloseLeftOpen();
 
   const Options options_;
   WindowRules rules_;
@@ -103,6 +104,7 @@ class UnitDriver {
   int forwards_running_ = 0;             // Of any module, outside of backward.
   std::vector<BackwardWork> backwards_;  // Under way, the innermost last: what they have left.
   std::set<int> touched_;                // Units that the outermost backward's end may close.
+  std::set<int> left_open_;              // By an exception, perhaps.
 };
 
 }  // namespace tessera

@@ -220,6 +220,28 @@ TEST_F(UnitDriverTest, ExceptionEndsForwardsAndBackwardsAndTheNextOnesAreWhole) 
   EXPECT_THAT(TakeLog(), ElementsAre("close 1", "reduce 1"));
 }
 
+TEST_F(UnitDriverTest, WhatAnExceptionLeftOpenIsClosedWhereTheModelsNextForwardBegins) {
+  Start(3);
+  auto model = driver_->BeginForward(0, Precision::kCompute);
+  auto inner = driver_->BeginForward(2, Precision::kCompute);
+  ASSERT_OK(model.status());
+  ASSERT_OK(inner.status());
+  driver_->AbandonForward(**inner);
+  driver_->AbandonForward(**model);
+  EXPECT_TRUE(host_->open[2]) << "perhaps no other rank has the exception";
+  TakeLog();
+  Forward(0, [&] { Forward(1); });
+  EXPECT_THAT(TakeLog(), ElementsAre("close 0", "close 2", "open 0", "open 1", "close 1"));
+  // Of a backward, too; and a model within a model closes nothing of the outer one's.
+  const auto forward = Forward(2);
+  driver_->BeginBackward({{2, {1, 1}}});
+  ASSERT_OK(driver_->BeginNode(*forward));  // It throws.
+  ASSERT_OK(driver_->EndBackward(/*failed=*/true));
+  TakeLog();
+  Forward(0, [&] { Forward(0); });
+  EXPECT_THAT(TakeLog(), ElementsAre("close 0", "close 2", "open 0"));
+}
+
 TEST_F(UnitDriverTest, ForwardWhoseUnitDoesNotOpenHasNotBegun) {
   Start(2);
   host_->refused = 1;

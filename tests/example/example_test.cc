@@ -65,7 +65,6 @@ TEST_F(ExampleTest, ProgramWithoutLibtorchFindsTheLine) {
   ASSERT_GE(file.size(), 2 * sizeof(float));
   float values[2];
   memcpy(values, file.data() + file.size() - sizeof(values), sizeof(values));
-
   EXPECT_THAT(values, ::testing::UnorderedElementsAre(::testing::FloatNear(3, 1e-2),
                                                       ::testing::FloatNear(1, 1e-2)));
 }
