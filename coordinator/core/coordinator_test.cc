@@ -457,6 +457,18 @@ TEST_F(CoordinatorTest, RetriedCreateGetsTheFirstReplyAlsoAfterARestart) {
   EXPECT_EQ(other.status.state, JobState::kStarting);
 }
 
+TEST_F(CoordinatorTest, LateRetryOfACreateIsNotGivenALaterJobOfThatName) {
+  ASSERT_OK(Create("r1", 1));
+  ASSERT_OK(Run([&](Effects* e) { return core_.DeleteJob({"d1", kJob}, now_, e); }));
+  EXPECT_THAT(Create("r1", 1), StatusIs(absl::StatusCode::kNotFound, HasSubstr("deleted since")));
+  ASSERT_OK(Create("r2", 1));
+  const Generation later = Job().generation;
+  Restart();
+  EXPECT_THAT(Create("r1", 1), StatusIs(absl::StatusCode::kNotFound, HasSubstr("deleted since")));
+  EXPECT_EQ(Job().generation, later);
+  ASSERT_OK(Create("r2", 1));
+}
+
 TEST_F(CoordinatorTest, RequestIdOfAnotherRequestIsRefused) {
   ASSERT_OK(Create("r1", 1));
   const auto create_other = [&](Effects* e) {

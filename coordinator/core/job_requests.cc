@@ -49,6 +49,11 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
   ASSIGN_OR_RETURN(const Request* replay,
                    FindReplay(event.request_id, RequestKind::kCreateJob, event.job));
   const Job* job = state_->FindJob(event.job);
+  const absl::Status deleted_since = absl::NotFoundError(
+      absl::StrCat("job '", event.job.value(), "' was created by this request and deleted since"));
+  // The job that has the name now is another one, which somebody created after that.
+  if (job != nullptr && replay != nullptr && job->generation.value() != replay->sequence)
+    return deleted_since;
   if (job != nullptr) {
     // First, because the comparison's error tells what the other owner's job has.
     RETURN_IF_ERROR(CheckOwner(event, job->owner));
@@ -69,10 +74,7 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
         "of its cluster hold");
   }
   // A late retry must not create again what was deleted since.
-  if (replay != nullptr) {
-    return absl::NotFoundError(absl::StrCat("job '", event.job.value(),
-                                            "' was created by this request and deleted since"));
-  }
+  if (replay != nullptr) return deleted_since;
   RETURN_IF_ERROR(owner_limits_.Create(state_->options, state_->jobs(), event, now));
   if (!event.by_operator)  // Operators' jobs are not counted.
     state_->OnRollback([this] { owner_limits_.TakeBackCreate(); });
