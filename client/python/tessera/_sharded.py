@@ -7,6 +7,7 @@ import contextlib
 import ctypes as C
 import json
 import struct
+import warnings
 import weakref
 import zlib
 
@@ -48,6 +49,7 @@ class Sharded:
             precision.reduce or precision.param)
         self.optimizer = None
         self.states: dict[str, object] = {}
+        self.saves_in_background = False  # Since the last await_save().
         self._undone = False
         self._runs_step = False
         self._is_detached = False
@@ -130,10 +132,12 @@ class Sharded:
         if self._runs_step:
             raise TesseraError("detach() within a step: let the closure end first",
                                "FAILED_PRECONDITION")
-        if self._executor_in_process:
-            # It would end with this process's executor. What it failed with, await_save() has told.
-            with contextlib.suppress(TesseraError):
+        if self._executor_in_process and self.saves_in_background:
+            # It would end with this process's executor.
+            try:
                 lib.await_save(self.session)
+            except TesseraError as error:
+                warnings.warn(f"a save in the background failed: {error}", stacklevel=2)
         self.windows.await_gpu()
         session, self.session = self.session, None
         self._is_detached = True

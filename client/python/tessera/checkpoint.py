@@ -54,12 +54,14 @@ def save(model, path, *, in_background: bool = False, keep_newest: int = 0,
         max_file_bytes=max_file_bytes, keep_newest=keep_newest, in_background=in_background,
         keep_existing=not overwrite)
     lib.save_checkpoint(sharded.session, _path(path), C.byref(options))
+    sharded.saves_in_background |= in_background
 
 
 def await_save(model) -> None:
     """Waits for a save in the background. Errors: what it failed with."""
-    lib.await_save(_sharded.of(model).session)
-
+    sharded = _sharded.of(model)
+    sharded.saves_in_background = False
+    lib.await_save(sharded.session)
 
 def load(model, path, *, strict: bool = True, model_only: bool = False) -> dict:
     """Continues from a checkpoint. Returns {"step": ..., "missing": [...], "unexpected": [...]}.

@@ -550,6 +550,19 @@ class StateTest(Case):
             for name, value in first.state_dict().items():
                 self.assertTrue(torch.equal(value, second.state_dict()[name]), name)
 
+    def test_leaving_waits_for_a_save_that_would_end_with_this_process(self):
+        with tempfile.TemporaryDirectory() as folder:
+            first = self.shard(Model(), executor_in_process=True)
+            self.step(first, tessera.SGD(first, lr=1e-2))
+            expected = first.state_dict()
+            tessera.save(first, f"{folder}/c", in_background=True)
+            first.tessera.detach()
+            second = self.shard(Model())
+            tessera.SGD(second)
+            self.assertEqual(tessera.load(second, f"{folder}/c")["step"], 2)
+            for name, value in second.state_dict().items():
+                self.assertTrue(torch.equal(value, expected[name]), name)
+
     def test_model_files_are_safetensors_with_buffers(self):
         from safetensors.torch import load_file
         plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
