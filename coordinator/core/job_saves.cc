@@ -146,7 +146,7 @@ absl::StatusOr<SaveView> JobSaves::CancelSave(const JobId& id, int64_t number, a
 void JobSaves::EndSave(const JobId& id, Save save, const absl::Status& outcome, absl::Time now,
                        Effects* effects) {
   const Job& job = *state_->FindJob(id);
-  // Asked before the save ends, and with that is no longer the head.
+  // Asked first: once the save has ended, another one is the first of those that wait.
   const bool was_head = job.saves().Head() != nullptr && job.saves().Head()->number == save.number;
   // Before the save ends, because Surplus leaves room for one more.
   for (const int64_t number : job.saves().Surplus())

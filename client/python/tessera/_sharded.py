@@ -153,24 +153,33 @@ class Sharded:
     def _check_alike(self) -> None:
         """Each rank's slice of the values counts: they must be slices of the same ones.
 
-        Errors: FAILED_PRECONDITION, on all ranks, naming a parameter that differs. Those on the meta
-        device are made later, and are not compared.
+        Errors: FAILED_PRECONDITION, on all ranks, naming a parameter that differs. Those that are on
+        the meta device on all ranks are made later, and are not compared.
         """
         if self._context.world_size == 1:
             return
-        named = [(name, parameter) for unit in self.units
-                 for name, parameter in zip(unit.names, unit.parameters) if not parameter.is_meta]
-        own = b"".join(struct.pack("<I", zlib.crc32(_tensors.to_bytes(p))) for _, p in named)
-        gathered = C.create_string_buffer(max(len(own) * self._context.world_size, 1))
+        one = struct.Struct("<?I")  # Whether it has values, and their sum.
+        names = [name for unit in self.units for name in unit.names]
+        own = b"".join(
+            one.pack(False, 0) if p.is_meta else one.pack(True, zlib.crc32(_tensors.to_bytes(p)))
+            for unit in self.units for p in unit.parameters)
+        gathered = C.create_string_buffer(len(own) * self._context.world_size)
         lib.all_gather(self.session, own, len(own), gathered)
-        for rank in range(1, self._context.world_size):
-            theirs = gathered.raw[rank * len(own):(rank + 1) * len(own)]
-            for index, (name, _) in enumerate(named):
-                if theirs[4 * index:4 * index + 4] != gathered.raw[4 * index:4 * index + 4]:
+        first, *others = (list(one.iter_unpack(gathered.raw[at:at + len(own)]))
+                          for at in range(0, len(gathered.raw), len(own)))
+        for rank, theirs in enumerate(others, start=1):
+            for name, mine, of_rank in zip(names, first, theirs):
+                if mine == of_rank:
+                    continue
+                if mine[0] != of_rank[0]:
+                    there, here = (rank, 0) if mine[0] else (0, rank)
                     raise TesseraError(
-                        f"the initial values of parameter '{name}' on rank {rank} are not those of "
-                        "rank 0: call torch.manual_seed() with the same number on all ranks before "
-                        "the model is made", "FAILED_PRECONDITION")
+                        f"parameter '{name}' is on the meta device on rank {there} and has values "
+                        f"on rank {here}: make the model alike on all ranks", "FAILED_PRECONDITION")
+                raise TesseraError(
+                    f"the initial values of parameter '{name}' on rank {rank} are not those of "
+                    "rank 0: call torch.manual_seed() with the same number on all ranks before the "
+                    "model is made", "FAILED_PRECONDITION")
 
     def _initialize(self) -> None:
         self._check_alike()

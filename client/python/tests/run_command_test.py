@@ -112,6 +112,17 @@ tessera.SGD(model)
         output = self.finish(run("-n", 2, script, env=self.environment), status=1)
         self.assertIn("initial values of parameter 'weight' on rank 1 are not those of rank 0", output)
 
+    def test_a_model_on_the_meta_device_of_some_ranks_is_an_error_that_names_it(self):
+        script = self.script("""
+import os, torch, tessera
+torch.manual_seed(1)
+with torch.device("meta" if os.environ["RANK"] == "1" else "cpu"):
+    model = torch.nn.Linear(3, 3)
+tessera.SGD(tessera.shard(model))
+""")
+        output = self.finish(run("-n", 2, script, env=self.environment), status=1)
+        self.assertIn("parameter 'weight' is on the meta device on rank 1", output)
+
     def test_torchs_own_collectives_work_beside_it(self):
         script = self.script("""
 import torch, torch.distributed as dist, tessera
