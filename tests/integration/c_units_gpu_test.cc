@@ -2,7 +2,6 @@
 // read, and are read after the streams that wrote them.
 #include <algorithm>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,6 +17,7 @@
 #include "tessera/device_gradients.h"
 #include "tessera/local_cluster.h"
 #include "tests/testing/fake_gpu.h"
+#include "tests/testing/held_stream.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 #include "worker/executor/executor_machine.h"
@@ -26,46 +26,14 @@ namespace tessera {
 namespace {
 
 using testing::HasSubstr;
-using testing_support::FakeGpu;
 using testing_support::FakeGpuMemory;
+using testing_support::HeldStream;
 using testing_support::InitializeToy;
 using testing_support::MakeFakeGpuDevice;
 using testing_support::ReadAll;
 using testing_support::ToyOptions;
 
 constexpr int kUnits = 6;
-
-// A stream of the fake's that does nothing before LetGo, and then `work`.
-class HeldStream {
- public:
-  HeldStream(RankDevice* gpu, std::function<void()> work) : work_(std::move(work)) {
-    EXPECT_OK(gpu->Allocate(1));  // Its context is this thread's from now on.
-    auto stream = FakeGpu()->StreamCreateWithPriority(0);
-    EXPECT_OK(stream);
-    stream_ = *stream;
-    EXPECT_OK(FakeGpu()->LaunchHostFunc(
-        stream_,
-        [](void* self) {
-          static_cast<HeldStream*>(self)->go_.WaitForNotification();
-          static_cast<HeldStream*>(self)->work_();
-        },
-        this));
-  }
-  ~HeldStream() {
-    LetGo();
-    EXPECT_OK(FakeGpu()->StreamSynchronize(stream_));
-    EXPECT_OK(FakeGpu()->StreamDestroy(stream_));
-  }
-  void* stream() const { return stream_; }
-  void LetGo() {
-    if (!go_.HasBeenNotified()) go_.Notify();
-  }
-
- private:
-  const std::function<void()> work_;
-  absl::Notification go_;
-  CudaStreamHandle* stream_ = nullptr;
-};
 
 // A job of one rank, and a trainer that drives its units through the C interface.
 class Trainer {
@@ -158,7 +126,7 @@ TEST(UnitsGpuTest, AGradientIsReadAfterItsStreamThoughAnotherOneCameSince) {
   constexpr int kLast = kUnits - 1;
   std::vector<float> late = gpu->Values(kLast, 0, 77.0f);
   HeldStream writes(device.get(), [&] { std::fill(late.begin(), late.end(), 0.5f); });
-  HeldStream idle(device.get(), [] {});
+  HeldStream idle(device.get());
   idle.LetGo();
   ASSERT_OK(gpu->BeginBackward());
   tessera_units_set_stream(gpu->units(), writes.stream());

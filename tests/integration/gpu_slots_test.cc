@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
@@ -22,6 +21,7 @@
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/fake_nccl.h"
 #include "tests/testing/gpu_training.h"
+#include "tests/testing/held_stream.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
@@ -35,6 +35,7 @@ using testing_support::Eventually;
 using testing_support::FakeGpu;
 using testing_support::FakeGpuMemory;
 using testing_support::FakeNccl;
+using testing_support::HeldStream;
 using testing_support::InitializeToy;
 using testing_support::MakeFakeGpuDevice;
 using testing_support::ReadWindow;
@@ -265,33 +266,6 @@ TEST_F(GpuSlotsTest, WriteIsSeenInAWindowThatStaysOpenAndInTheNextOne) {
     return session->Reshard(1);
   }));
 }
-
-// Work of a trainer's stream that runs until it is released.
-class HeldStream {
- public:
-  explicit HeldStream(RankDevice* gpu) {
-    EXPECT_OK(gpu->Allocate(1));  // Its context is this thread's from now on.
-    auto stream = FakeGpu()->StreamCreateWithPriority(0);
-    EXPECT_OK(stream);
-    stream_ = *stream;
-    EXPECT_OK(FakeGpu()->LaunchHostFunc(
-        stream_, [](void* go) { static_cast<absl::Notification*>(go)->WaitForNotification(); },
-        &go_));
-  }
-  ~HeldStream() {
-    LetGo();
-    EXPECT_OK(FakeGpu()->StreamSynchronize(stream_));
-    EXPECT_OK(FakeGpu()->StreamDestroy(stream_));
-  }
-  CudaStreamHandle* stream() const { return stream_; }
-  void LetGo() {
-    if (!go_.HasBeenNotified()) go_.Notify();
-  }
-
- private:
-  absl::Notification go_;
-  CudaStreamHandle* stream_ = nullptr;
-};
 
 TEST_F(GpuSlotsTest, SlotIsNotFilledWhileTheTrainersGpuReadsTheUnitBefore) {
   Start(2, /*on_gpu=*/true, Way::kMemoryOfTheHosts, "tests/testing/fake_gpu_executor");
