@@ -5,13 +5,10 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -22,6 +19,7 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "base/unix_socket.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_posix.h"
 
@@ -33,51 +31,13 @@ constexpr size_t kMaxConnectionsOfUser = 512;
 constexpr absl::Duration kKeptAfterItsEnd = absl::Minutes(10);
 constexpr absl::Duration kBetweenWarnings = absl::Seconds(10);
 
-absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("socket '", path, "': its path must have 1 to ",
-                                                   sizeof(address.sun_path) - 1, " bytes"));
-  }
-  memcpy(address.sun_path, path.data(), path.size());
-  return address;
-}
-
-// Removes a socket on which nobody listens any more.
-absl::Status RemoveFormer(const std::string& path, const sockaddr_un& address) {
-  const std::string what = absl::StrCat("socket '", path, "'");
-  struct stat info;
-  if (lstat(path.c_str(), &info) != 0)
-    return errno == ENOENT ? absl::OkStatus() : ErrnoStatus(errno, what);
-  if (!S_ISSOCK(info.st_mode))
-    return absl::InvalidArgumentError(absl::StrCat(what, ": something else is there"));
-  const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!probe.valid()) return ErrnoStatus(errno, what);
-  const bool is_connected =
-      connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-  // A full backlog is a sign of a listener too, and so is a socket of another type.
-  if (is_connected || errno == EAGAIN || errno == EPROTOTYPE)
-    return absl::AlreadyExistsError(absl::StrCat(what, ": another process listens there"));
-  if (errno != ECONNREFUSED) return ErrnoStatus(errno, what);
-  if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, what);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalListener>> LocalListener::Bind(const std::string& path) {
-  const std::string what = absl::StrCat("socket '", path, "'");
-  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
-  RETURN_IF_ERROR(RemoveFormer(path, address));
-  UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  UniqueFd stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!listener.valid() || !stop.valid()) return ErrnoStatus(errno, what);
   // Every user may connect. The kernel says which one it is.
-  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
-      chmod(path.c_str(), 0666) != 0 || listen(listener.get(), SOMAXCONN) != 0) {
-    return ErrnoStatus(errno, what);
-  }
+  ASSIGN_OR_RETURN(UniqueFd listener, ListenUnixSocket(path, SOCK_STREAM | SOCK_NONBLOCK, 0666));
+  UniqueFd stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop.valid()) return ErrnoStatus(errno, "eventfd");
   return std::unique_ptr<LocalListener>(
       new LocalListener(path, std::move(listener), std::move(stop)));
 }

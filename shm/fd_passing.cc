@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,42 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/unix_socket.h"
 
 namespace tessera {
-namespace {
-
-absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("socket path '", path, "' is longer than ", sizeof(address.sun_path) - 1));
-  }
-  memcpy(address.sun_path, path.data(), path.size());
-  return address;
-}
-
-int Connect(int socket, const sockaddr_un& address) {
-  return connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? 0
-                                                                                            : errno;
-}
-
-// Removes a socket that a killed process has left, and nothing else. A new one to connect with:
-// `probe`.
-absl::Status RemoveStale(const std::string& path, const sockaddr_un& address, int probe) {
-  const int error = Connect(probe, address);
-  if (error == ENOENT) return absl::OkStatus();
-  // Somebody listens who is busy, or with sockets of another type.
-  if (error == 0 || error == EAGAIN || error == EPROTOTYPE)
-    return absl::AlreadyExistsError(absl::StrCat("socket ", path, " is in use"));
-  if (error != ECONNREFUSED) return ErrnoStatus(error, absl::StrCat("connect to ", path));
-  struct stat info;
-  // A file that is not a socket refuses connections too. The bind will name it.
-  if (lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) unlink(path.c_str());
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const int> fds, bool wait) {
   if (bytes.empty() || bytes.size() > kMaxPacketBytes || fds.size() > kMaxPacketFds) {
@@ -144,28 +109,15 @@ absl::StatusOr<std::pair<UniqueFd, UniqueFd>> CreatePacketSocketPair() {
 }
 
 absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode) {
-  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
-  const UniqueFd probe(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!probe.valid()) return ErrnoStatus(errno, "socket");
-  RETURN_IF_ERROR(RemoveStale(path, address, probe.get()));
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) return ErrnoStatus(errno, "socket");
-  // Keeps the socket closed to others between bind and chmod: Linux makes the file with the
-  // socket's own mode. A umask is the whole process's, and would change other threads' files.
-  if (fchmod(fd.get(), 0600) != 0) return ErrnoStatus(errno, absl::StrCat("chmod ", path));
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
-    return ErrnoStatus(errno, absl::StrCat("bind ", path));
-  if (chmod(path.c_str(), mode) != 0) return ErrnoStatus(errno, absl::StrCat("chmod ", path));
-  if (listen(fd.get(), 128) != 0) return ErrnoStatus(errno, absl::StrCat("listen on ", path));
-  return fd;
+  return ListenUnixSocket(path, SOCK_SEQPACKET, mode);
 }
 
 absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path) {
-  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  ASSIGN_OR_RETURN(const sockaddr_un address, UnixSocketAddress(path));
   // Non-blocking for the connect alone, which would wait for a full backlog without a deadline.
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
-  if (const int error = Connect(fd.get(), address); error != 0) {
+  if (const int error = ConnectUnixSocket(fd.get(), address); error != 0) {
     if (error == EAGAIN) {
       return absl::UnavailableError(
           absl::StrCat("connect to ", path, ": as many wait there as may"));

@@ -39,9 +39,7 @@ absl::StatusOr<std::string> ReceiveBytes(int socket);
 // A connected pair, close-on-exec.
 absl::StatusOr<std::pair<UniqueFd, UniqueFd>> CreatePacketSocketPair();
 
-// Listens at `path`, a file of this mode. A stale socket file that nobody listens on is replaced.
-// Errors: AlreadyExists a process listens there, however busy, or another file is there;
-// InvalidArgument the path is too long; PermissionDenied the socket is another user's.
+// Listens at `path`, a file of this mode: see ListenUnixSocket.
 absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode = 0600);
 // Does not wait. Errors: Unavailable nobody listens at `path`, or too many wait there; NotFound no
 // such file.

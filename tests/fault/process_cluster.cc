@@ -171,11 +171,12 @@ void ProcessCluster::AwaitStep(int rank, int64_t step) {
 }
 
 int ProcessCluster::AwaitEnd(int rank) {
-  EXPECT_TRUE(Eventually([&] {
+  const bool ended = Eventually([&] {
     (void)trainers_[rank]->ReadLines();
     return !trainers_[rank]->running();
-  })) << "the trainer of rank "
-      << rank << " does not end";
+  });
+  EXPECT_TRUE(ended) << "the trainer of rank " << rank << " does not end";
+  if (!ended) trainers_[rank]->Kill(SIGKILL);  // So that this test ends, and shows the logs.
   return trainers_[rank]->Wait();
 }
 
