@@ -3,7 +3,6 @@
 //
 //   --include / --exclude PATTERN   only some of them; --optimizer: the optimizer's state too
 //   --dtype bf16                    rounded on the way
-//   --form sharded --rank 1         what a rank has in a SHARDED or LOCAL state dict
 //   --json                          what was written, for programs
 #ifndef TESSERA_CLIENT_CLI_LIVE_COMMANDS_H_
 #define TESSERA_CLIENT_CLI_LIVE_COMMANDS_H_
@@ -12,7 +11,7 @@
 
 namespace tessera::cli {
 
-// Errors: as SaveLiveState; InvalidArgument  an unknown dtype or form.
+// Errors: as SaveLiveState; InvalidArgument  an unknown dtype.
 void RegisterGetCommand(CLI::App* app, RunCommand* selected);
 
 }  // namespace tessera::cli

@@ -2,9 +2,6 @@
 //
 //   NAME of each parameter and buffer; of the optimizer's state, as in a checkpoint:
 //   state.NAME.exp_avg, .exp_avg_sq (Adam), .momentum_buffer (SGD), .step (how many updates, F32)
-//
-// Of a form that gives a rank's part the tensors are the parts, and the metadata has for each of
-// them "part.NAME": "8 of [16, 4]", the rows (of LOCAL, elements) before it and the whole's shape.
 #ifndef TESSERA_CLIENT_CLI_LIVE_FILE_H_
 #define TESSERA_CLIENT_CLI_LIVE_FILE_H_
 

@@ -29,7 +29,8 @@ class EpochGather {
   const std::set<WorkerId>& missing() const { return missing_; }
   bool HasAnswered(const WorkerId& worker) const { return answered_.count(worker) > 0; }
   Step ResumeStep(Step committed_step) const;
-  // Workers that should hold state of earlier epochs and hold none.
+  // Workers that should hold state of earlier epochs and hold none, by any of their answers: what
+  // is lost does not come back by a repetition.
   const std::set<WorkerId>& empty_workers() const { return empty_; }
   // Where ranks listen, as reported so far.
   const std::map<int32_t, std::string>& rank_addresses() const { return rank_addresses_; }

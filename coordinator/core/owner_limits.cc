@@ -22,22 +22,22 @@ absl::Status OwnerLimits::Create(const CoordinatorOptions& options,
     return TooMany(absl::StrCat("there are ", options.max_jobs, " jobs already"));
   if (event.by_operator) return absl::OkStatus();
   const int64_t wanted = SizeBytes(*event.spec);
-  int64_t his_jobs = 0, his_bytes = 0, all_bytes = 0;
+  int64_t jobs_of_owner = 0, bytes_of_owner = 0, all_bytes = 0;
   for (const auto& [id, job] : jobs) {
     all_bytes += job.spec_bytes;
     if (job.owner != event.owner) continue;
-    ++his_jobs;
-    his_bytes += job.spec_bytes;
+    ++jobs_of_owner;
+    bytes_of_owner += job.spec_bytes;
   }
   const std::string who = absl::StrCat("'", event.owner, "'");
-  if (his_jobs >= options.max_jobs_of_owner) {
-    return TooMany(absl::StrCat(who, " has ", his_jobs, " jobs, and may have ",
+  if (jobs_of_owner >= options.max_jobs_of_owner) {
+    return TooMany(absl::StrCat(who, " has ", jobs_of_owner, " jobs, and may have ",
                                 options.max_jobs_of_owner, " (--max-jobs-of-owner)"));
   }
   const std::string takes =
       absl::StrCat("the model of job '", event.job.value(), "' takes ", wanted, " bytes");
-  if (his_bytes + wanted > options.max_model_bytes_of_owner) {
-    return TooMany(absl::StrCat(takes, ", the other jobs of ", who, " take ", his_bytes,
+  if (bytes_of_owner + wanted > options.max_model_bytes_of_owner) {
+    return TooMany(absl::StrCat(takes, ", the other jobs of ", who, " take ", bytes_of_owner,
                                 ", and together they may take ", options.max_model_bytes_of_owner,
                                 " (--max-model-bytes-of-owner)"));
   }

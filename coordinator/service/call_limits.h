@@ -69,7 +69,7 @@ class CallLimits {
     CallKind kind_;
     int64_t held_bytes_ = 0;
   };
-  // Errors: ResourceExhausted  names the client, and how many calls it has
+  // Errors: Unavailable  names the client, and how many calls it has
   absl::StatusOr<Place> Enter(const std::string& client, CallKind kind);
 
   // kHandling: a long request is dealt with.

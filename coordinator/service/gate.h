@@ -70,7 +70,7 @@ class Gate {
   // Before anything of the call is read.
   // Errors: Unauthenticated, FailedPrecondition  as above
   //         PermissionDenied   a call of a worker, and the caller works for none
-  //         ResourceExhausted  the caller has too many calls
+  //         Unavailable        the caller has too many calls
   absl::StatusOr<Entered> Enter(const Call& call, CallKind kind) const;
   // Logs `outcome`, with which something was read of the call, and returns it.
   absl::Status NoteRead(const Call& call, const std::string& identity,

@@ -59,7 +59,7 @@ class ServedCall {
   //                   Cancelled         the client is gone
   absl::Status WriteInTime(const grpc::ByteBuffer& message);
   // Of a stream: before a reply is made of what takes so many bytes of memory; until EndReplyTurn.
-  // Errors: ResourceExhausted, Cancelled  as CallLimits::TakeTurn
+  // Errors: Unavailable, Cancelled  as CallLimits::TakeTurn
   absl::Status TakeReplyTurn(int64_t bytes);
   void EndReplyTurn() { long_turn_ = nullptr; }
   // Of a unary call whose reply is made of what takes so many bytes: `make` is called in its turn,

@@ -160,6 +160,8 @@ void RunVault(UniqueFd listener, absl::Duration patience) {
     if (ready < 0 && errno != EINTR) return;
     if (ready <= 0) continue;
     const UniqueFd daemon(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    // The machine is short of descriptors or memory. The daemon stays in the backlog.
+    if (!daemon.valid()) poll(nullptr, 0, 100);
     // One daemon at a time. The next one waits in the backlog.
     if (!daemon.valid() || !CheckPeerUser(daemon.get()).ok()) continue;
     if (vault.Serve(daemon.get())) since = std::chrono::steady_clock::now();
