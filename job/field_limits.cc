@@ -22,6 +22,18 @@ absl::Status CheckWorkerId(absl::string_view field, absl::string_view id) {
                                                  " characters"));
 }
 
+absl::Status CheckReportedName(absl::string_view name) {
+  const auto allowed = [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-' || c == '/';
+  };
+  constexpr size_t kMax = 64;
+  if (!name.empty() && name.size() <= kMax && std::all_of(name.begin(), name.end(), allowed))
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("reported value '", absl::CHexEscape(name.substr(0, 80)),
+                   "': its name must be of [A-Za-z0-9._/-], 1 to ", kMax, " characters"));
+}
+
 absl::Status CheckName(absl::string_view field, absl::string_view name) {
   if (name.size() <= kMaxNameBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(field, " '", absl::CHexEscape(name.substr(0, 80)),

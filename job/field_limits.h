@@ -34,6 +34,9 @@ constexpr int64_t kMaxDecisionBytes = kMaxParameters * 6 + (int64_t{1} << 14);
 constexpr int kAttachKeyBytes = 32;
 
 absl::Status CheckWorkerId(absl::string_view field, absl::string_view id);  // [A-Za-z0-9._-]{1,255}
+// Of a number that a trainer reports.
+constexpr int kMaxReportedValues = 32;
+absl::Status CheckReportedName(absl::string_view name);  // [A-Za-z0-9._/-]{1,64}
 absl::Status CheckName(absl::string_view field, absl::string_view name);
 absl::Status CheckRange(absl::string_view field, int64_t value, int64_t min, int64_t max);
 

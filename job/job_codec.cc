@@ -118,22 +118,6 @@ void EncodeGroup(const ParamGroup& group, v1::ParamGroup* encoded) {
   EncodeHyperParameters(group, encoded);
 }
 
-v1::Strategy EncodeStrategy(Strategy strategy) {
-  switch (strategy) {
-    case Strategy::kFullShard:
-      return v1::STRATEGY_FULL_SHARD;
-    case Strategy::kShardGradOp:
-      return v1::STRATEGY_SHARD_GRAD_OP;
-    case Strategy::kNoShard:
-      return v1::STRATEGY_NO_SHARD;
-    case Strategy::kHybridShard:
-      return v1::STRATEGY_HYBRID_SHARD;
-    case Strategy::kHybridShardZero2:
-      return v1::STRATEGY_HYBRID_SHARD_ZERO2;
-  }
-  return v1::STRATEGY_UNSPECIFIED;
-}
-
 v1::OptimizerKind EncodeOptimizer(OptimizerKind kind) {
   switch (kind) {
     case OptimizerKind::kSgd:
@@ -184,6 +168,22 @@ v1::DType EncodeDType(DType dtype) {
       return v1::DTYPE_INT32;
   }
   return v1::DTYPE_UNSPECIFIED;
+}
+
+v1::Strategy EncodeStrategy(Strategy strategy) {
+  switch (strategy) {
+    case Strategy::kFullShard:
+      return v1::STRATEGY_FULL_SHARD;
+    case Strategy::kShardGradOp:
+      return v1::STRATEGY_SHARD_GRAD_OP;
+    case Strategy::kNoShard:
+      return v1::STRATEGY_NO_SHARD;
+    case Strategy::kHybridShard:
+      return v1::STRATEGY_HYBRID_SHARD;
+    case Strategy::kHybridShardZero2:
+      return v1::STRATEGY_HYBRID_SHARD_ZERO2;
+  }
+  return v1::STRATEGY_UNSPECIFIED;
 }
 
 namespace {

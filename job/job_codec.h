@@ -20,6 +20,7 @@ absl::StatusOr<DType> DecodeDType(v1::DType dtype);
 v1::ModelSpec EncodeModel(const ModelSpec& model);
 v1::JobConfig EncodeJobConfig(const JobConfig& config);
 v1::DType EncodeDType(DType dtype);
+v1::Strategy EncodeStrategy(Strategy strategy);
 // Of one step, without parameters' names. Nothing is checked.
 HyperParameters DecodeHyperParameters(const v1::ParamGroup& numbers);
 void EncodeHyperParameters(const HyperParameters& numbers, v1::ParamGroup* encoded);

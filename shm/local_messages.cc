@@ -5,6 +5,7 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "base/version.h"
+#include "job/field_limits.h"
 
 namespace tessera {
 namespace {
@@ -31,6 +32,15 @@ absl::StatusOr<v1::LocalRequest> ParseRequest(absl::string_view packet) {
                                request.protocol()));
   if (request.request_case() != v1::LocalRequest::REQUEST_NOT_SET) return request;
   return absl::InvalidArgumentError("the request asks for nothing");
+}
+
+absl::Status CheckReport(const v1::Report& report) {
+  if (report.values_size() > kMaxReportedValues) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "report: ", report.values_size(), " values, which is more than ", kMaxReportedValues));
+  }
+  for (const auto& [name, value] : report.values()) RETURN_IF_ERROR(CheckReportedName(name));
+  return absl::OkStatus();
 }
 
 std::string EncodeReply(const absl::Status& status) {

@@ -18,6 +18,10 @@ std::string EncodeRequest(v1::LocalRequest request);
 //         FailedPrecondition  a caller of another protocol: names both versions
 absl::StatusOr<v1::LocalRequest> ParseRequest(absl::string_view packet);
 
+// Whether the names and their number are within their bounds; values may be any.
+// Errors: InvalidArgument  names the value
+absl::Status CheckReport(const v1::Report& report);
+
 // Of `status` alone: its code and words, and how the caller may try again (WithRetry).
 std::string EncodeReply(const absl::Status& status);
 std::string EncodeReply(const v1::LocalReply& reply);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -210,6 +211,16 @@ int tessera_initialized(const tessera_session* session) {
 int64_t tessera_next_step(const tessera_session* session) { return session->session->next_step(); }
 int64_t tessera_num_writes(const tessera_session* session) {
   return session->session->num_writes();
+}
+int tessera_report(tessera_session* session, const char* const* names, const double* values,
+                   size_t count) {
+  std::map<std::string, double> report;
+  for (size_t i = 0; i < count; ++i) {
+    if (const absl::Status status = CheckNotNull(names[i], "names"); !status.ok())
+      return CodeOf(status);
+    report[names[i]] = values[i];
+  }
+  return CodeOf(session->session->Report(report));
 }
 int tessera_within_step(const tessera_session* session) {
   return session->session->within_step() ? 1 : 0;

@@ -130,6 +130,11 @@ TESSERA_API int tessera_initialized(const tessera_session* session);
 TESSERA_API int64_t tessera_next_step(const tessera_session* session);
 /* How often tessera_write_parameters has been committed in the job's life. */
 TESSERA_API int64_t tessera_num_writes(const tessera_session* session);
+/* Shows `count` numbers as the rank's, such as "loss", instead of those reported before: in GetJob
+ * and in `tessera status`. Nobody waits.
+ * Errors: INVALID_ARGUMENT  more than 32, or a name that is not of [A-Za-z0-9._/-]{1,64}. */
+TESSERA_API int tessera_report(tessera_session* session, const char* const* names,
+                               const double* values, size_t count);
 /* Whether a gradient was added since the last step. */
 TESSERA_API int tessera_within_step(const tessera_session* session);
 /* What the session's memory of a unit is: of parameters, ... */

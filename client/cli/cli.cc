@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/version.h"
+#include "client/cli/certs_command.h"
 #include "client/cli/checkpoint_commands.h"
 #include "client/cli/consolidate_command.h"
 #include "client/cli/dump_command.h"
@@ -54,6 +55,7 @@ int RunCli(const std::vector<std::string>& args, const Console& console) {
   app.require_subcommand(1);
   app.set_version_flag("--version", absl::StrCat("tessera ", kVersion));
   RunCommand selected;
+  RegisterCertsCommand(&app, &selected);
   RegisterCheckpointsCommand(&app, &selected);
   RegisterConsolidateCommand(&app, &selected);
   RegisterDiffCommand(&app, &selected);

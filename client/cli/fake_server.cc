@@ -48,6 +48,27 @@ class FakeJobs : public v1::Jobs::Service {
     *response = it->second;
     return grpc::Status::OK;
   }
+  grpc::Status GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest* request,
+                         v1::JobLayout* response) override {
+    absl::MutexLock lock(&content_->mu);
+    if (content_->jobs.count(request->job_id()) == 0) return NoSuchJob(request->job_id());
+    response->set_job_id(request->job_id());
+    response->set_world_size(2);
+    v1::UnitLayout& unit = *response->add_units();
+    unit.set_name("block\x1b");
+    unit.set_dtype(v1::DTYPE_FP32);
+    unit.set_strategy(v1::STRATEGY_FULL_SHARD);
+    unit.set_size_elements(96);
+    unit.set_shard_elements(48);
+    unit.set_num_shards(2);
+    v1::PlacedParameter& weight = *unit.add_parameters();
+    weight.set_name("weight");
+    weight.add_shape(5);
+    weight.add_shape(10);
+    weight.set_num_elements(50);
+    (*unit.mutable_shared_parameters())["tied"] = "weight";
+    return grpc::Status::OK;
+  }
   grpc::Status DeleteJob(grpc::ServerContext*, const v1::DeleteJobRequest* request,
                          v1::DeleteJobResponse*) override {
     absl::MutexLock lock(&content_->mu);

@@ -22,6 +22,8 @@ void AddStatus(const v1::RankStatus& status, Json* json) {
   (*json)["gradient_bytes"] = status.gradient_bytes();
   (*json)["optimizer_bytes"] = status.optimizer_bytes();
   (*json)["executor_pid"] = status.executor_pid();
+  const std::map<std::string, double> reported(status.reported().begin(), status.reported().end());
+  (*json)["reported"] = reported;
 }
 
 Json RanksJson(const v1::Job& job) {

@@ -1,10 +1,12 @@
 #include "client/cli/job_view.h"
 
 #include <iterator>
+#include <map>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "client/cli/fake_note.h"
 #include "client/cli/job_ranks.h"
@@ -40,6 +42,23 @@ Cells StatusCells(const v1::RankStatus* status) {
           FormatBytes(status->gradient_bytes()),
           FormatBytes(status->optimizer_bytes()),
           status->executor_pid() == 0 ? "-" : absl::StrCat(status->executor_pid())};
+}
+
+// A line for each rank that reports something.
+std::string ReportedLines(const v1::Job& job) {
+  std::string text;
+  for (const RankRow& row : JoinRanks(job)) {
+    if (row.status == nullptr || row.status->reported().empty()) continue;
+    const std::map<std::string, double> reported(row.status->reported().begin(),
+                                                 row.status->reported().end());
+    absl::StrAppend(&text, "  rank ", row.rank, " reports ",
+                    absl::StrJoin(reported, ", ",
+                                  [](std::string* out, const auto& value) {
+                                    absl::StrAppend(out, Printable(value.first), " ", value.second);
+                                  }),
+                    "\n");
+  }
+  return text;
 }
 
 std::string NoteOf(const v1::Job& job) {
@@ -86,7 +105,7 @@ std::string RanksTable(const v1::Job& job) {
          placement == nullptr ? "-" : absl::StrCat(placement->device())},
         StatusCells(row.status)));
   }
-  return table.Render("  ");
+  return table.Render("  ") + ReportedLines(job);
 }
 
 std::string WorkerText(const v1::WorkerStatusResponse& worker) {

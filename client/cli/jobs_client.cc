@@ -49,6 +49,12 @@ class GrpcJobsClient : public JobsClient {
     return Call(jobs_.get(), &v1::Jobs::Stub::GetJob, request);
   }
 
+  absl::StatusOr<v1::JobLayout> GetLayout(const std::string& job_id) override {
+    v1::GetLayoutRequest request;
+    request.set_job_id(job_id);
+    return Call(jobs_.get(), &v1::Jobs::Stub::GetLayout, request);
+  }
+
   absl::Status DeleteJob(const std::string& job_id) override {
     v1::DeleteJobRequest request;
     request.set_request_id(NewRequestId());

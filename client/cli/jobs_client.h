@@ -26,6 +26,8 @@ class JobsClient {
   // Errors: NotFound  no such job.
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& job_id) = 0;
   // Errors: NotFound  no such job.
+  virtual absl::StatusOr<v1::JobLayout> GetLayout(const std::string& job_id) = 0;
+  // Errors: NotFound  no such job.
   virtual absl::Status DeleteJob(const std::string& job_id) = 0;
   // Resumes a job that is handed over.
   // Errors: NotFound; FailedPrecondition  it is not handed over, or another job takes it over

@@ -12,6 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/command_line.h"
 #include "base/status_macros.h"
+#include "client/cli/endpoint_flags.h"
+#include "client/cli/job_layout.h"
+#include "client/cli/jobs_client.h"
 #include "client/cli/layout_json.h"
 #include "client/cli/model_spec_json.h"
 #include "job/job_config.h"
@@ -27,6 +30,8 @@ constexpr int64_t kMaxWorldSize = 65536;
 constexpr int64_t kMaxAlignmentBytes = int64_t{1} << 30;
 
 struct Flags {
+  EndpointFlags endpoint;
+  std::string job_id;
   std::string spec_path;
   int64_t world_size = 1;
   int64_t parameter_alignment_bytes = LayoutOptions().parameter_alignment_bytes;
@@ -115,7 +120,14 @@ std::string GpuText(const WorkerMemory& memory) {
   return text + ")\n";
 }
 
-absl::Status Run(const Flags& flags, const Console& console) {
+absl::Status ShowJob(const Flags& flags, const Console& console) {
+  ASSIGN_OR_RETURN(const auto client, JobsClient::Create(flags.endpoint.Coordinator()));
+  ASSIGN_OR_RETURN(const v1::JobLayout layout, client->GetLayout(flags.job_id));
+  *console.out << (flags.json ? JobLayoutJson(layout) : JobLayoutText(layout));
+  return absl::OkStatus();
+}
+
+absl::Status Draw(const Flags& flags, const Console& console) {
   ASSIGN_OR_RETURN(const ModelSpec model, ReadModelSpecFile(flags.spec_path));
   ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(model, flags));
   MemoryOptions memory = flags.memory;
@@ -169,12 +181,19 @@ void AddMemoryFlags(CLI::App* command, MemoryOptions* memory) {
 
 void RegisterLayoutCommand(CLI::App* app, RunCommand* selected) {
   CLI::App* command =
-      app->add_subcommand("layout", "draw how a model is cut into shards; needs no server");
+      app->add_subcommand("layout", "draw how a model is cut into shards, or say how a job's is");
   auto flags = std::make_shared<Flags>();
-  command->add_option("--spec", flags->spec_path, "JSON file with the model's units")->required();
-  command->add_option("--world-size", flags->world_size, "number of ranks")
-      ->required()
-      ->check(WholeNumber(1, kMaxWorldSize));
+  auto* const job =
+      command->add_option("--job", flags->job_id,
+                          "a job of the coordinator; with --json and where it is, nothing else");
+  flags->endpoint.AddCoordinator(command);
+  flags->endpoint.AddTimeout(command);
+  auto* const spec =
+      command->add_option("--spec", flags->spec_path, "JSON file with the model's units")
+          ->excludes(job);
+  auto* const world_size = command->add_option("--world-size", flags->world_size, "number of ranks")
+                               ->excludes(job)
+                               ->check(WholeNumber(1, kMaxWorldSize));
   command
       ->add_option("--param-alignment", flags->parameter_alignment_bytes,
                    "bytes; where parameters start; 0: no padding between them")
@@ -192,8 +211,13 @@ void RegisterLayoutCommand(CLI::App* app, RunCommand* selected) {
   AddMemoryFlags(command, &flags->memory);
   command->add_flag("--json", flags->json, "print JSON");
   command->add_flag("--full", flags->full, "draw every piece of every rank");
-  command->callback(
-      [flags, selected] { *selected = [flags](const Console& c) { return Run(*flags, c); }; });
+  command->callback([flags, selected, job, spec, world_size] {
+    if (job->count() == 0 && (spec->count() == 0 || world_size->count() == 0))
+      throw CLI::ValidationError("layout", "needs --spec and --world-size, or --job");
+    *selected = [flags](const Console& console) {
+      return flags->job_id.empty() ? Draw(*flags, console) : ShowJob(*flags, console);
+    };
+  });
 }
 
 }  // namespace tessera::cli

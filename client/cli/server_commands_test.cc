@@ -126,6 +126,19 @@ TEST_F(ServerCommandsTest, JsonHasTheSameFacts) {
   }
 }
 
+TEST_F(ServerCommandsTest, LayoutOfAJobSaysWhichShardsEachParameterIsIn) {
+  server_->PutJob(MakeJob());
+  const CommandResult text = AskCoordinator({"layout", "--job", "gpt"});
+  EXPECT_EQ(text.exit_code, kExitOk) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("unit block?: FP32, FULL_SHARD, 96 elements, 2 shards of "
+                                        "48\n"),
+                              HasSubstr("0-1"), HasSubstr("tied is weight")));
+  EXPECT_THAT(AskCoordinator({"layout", "--job", "t5"}).err, HasSubstr("no job 't5'"));
+  EXPECT_EQ(AskCoordinator({"layout", "--job", "gpt", "--world-size", "2"}).exit_code, kExitUsage);
+  EXPECT_THAT(AskCoordinator({"layout", "--world-size", "2"}).err,
+              HasSubstr("needs --spec and --world-size, or --job"));
+}
+
 TEST_F(ServerCommandsTest, DeleteRemovesTheJobAndIsToldOnce) {
   PutTwoJobs(server_.get());
   const CommandResult first = AskCoordinator({"jobs", "delete", "gpt"});

@@ -254,15 +254,27 @@ void RankClient::Detach(bool idle) {
         page(), epoch_, SteadyNow() + kDetachTimeout, [] { return std::string("the last one"); },
         [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
   }
+  const int timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(kDetachTimeout));
+  pollfd lease = {lease_.get(), POLLOUT, 0};
+  (void)poll(&lease, 1, timeout_ms);  // Reports may fill the socket of a worker that is slow.
   v1::LocalRequest detach;
   detach.mutable_detach();
   // A worker that is gone sees the end of the socket instead.
   (void)SendPacket(lease_.get(), EncodeRequest(std::move(detach)), {}, /*wait=*/false);
   // Once the worker knows, which closes the lease then, another trainer may attach, and the end of
   // an executor here is not a failure.
-  pollfd lease = {lease_.get(), POLLIN, 0};
-  (void)poll(&lease, 1, static_cast<int>(absl::ToInt64Milliseconds(kDetachTimeout)));
+  lease.events = POLLIN;
+  (void)poll(&lease, 1, timeout_ms);
   executor_.reset();
+}
+
+absl::Status RankClient::Report(const std::map<std::string, double>& values) const {
+  v1::LocalRequest request;
+  request.mutable_report()->mutable_values()->insert(values.begin(), values.end());
+  RETURN_IF_ERROR(CheckReport(request.report()));
+  // One that finds no room in the socket, or no worker, is dropped: the next one replaces it.
+  if (attached()) (void)SendPacket(lease_.get(), EncodeRequest(std::move(request)), {}, false);
+  return absl::OkStatus();
 }
 
 void RankClient::KeepLease(UniqueFd lease) {

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -51,6 +52,8 @@ class RankClient {
   absl::Status Begin(absl::Time deadline, absl::FunctionRef<absl::Status()> take_over);
   // `idle`: an executor in this process has nothing to do in its epoch, and is left to finish.
   void Detach(bool idle);
+  // See Session::Report.
+  absl::Status Report(const std::map<std::string, double>& values) const;
   bool attached() const { return lease_.valid(); }
   // Whether the rank's executor is to run in this process; and whether it does.
   bool wants_executor() const { return options_.host_executor != nullptr; }

@@ -194,6 +194,10 @@ absl::Status Session::AddGradient(int unit, int parameter, ConstValues values) {
 
 absl::Status Session::Reduce(int unit) { return state_->reducer.Reduce(unit); }
 
+absl::Status Session::Report(const std::map<std::string, double>& values) {
+  return state_->client.Report(values);
+}
+
 absl::Status Session::RegisterCommHook(CommHook hook) {
   return state_->reducer.RegisterHook(std::nullopt, std::move(hook));
 }

@@ -81,6 +81,24 @@ class CoordinatorPlacementTest : public ::testing::Test {
     Prepared("a", "job", 2, steps);
     ASSERT_EQ(StatusOf("job").state, JobState::kRunning);
   }
+  // "a" says of each of the two ranks of a job with what attachment its trainer is done (0: it is
+  // not), and whether it has a trainer.
+  void HearOfTrainers(const std::string& job, std::vector<int64_t> finished,
+                      bool attached = false) {
+    JobProgress progress{JobId(job), GenerationOf(job), StatusOf(job).epoch, {}};
+    for (size_t rank = 0; rank < finished.size(); ++rank) {
+      progress.ranks[rank].finished = Incarnation(finished[rank]);
+      progress.ranks[rank].attached = attached;
+    }
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.Heartbeat({WorkerId("a"), Incarnation(1)}, {progress}, now_, e);
+    }));
+  }
+  absl::Status CreateAgain(const std::string& job, const std::string& request) {
+    return Run([&](Effects* e) {
+      return core_.CreateJob({request, JobId(job), Spec(2)}, now_, e).status();
+    });
+  }
   int CountDrops() const {
     return std::count_if(effects_.commands.begin(), effects_.commands.end(), [](const Outgoing& o) {
       return std::holds_alternative<DropJob>(o.command);
@@ -135,6 +153,62 @@ TEST_F(CoordinatorPlacementTest, JobThatFitsOnlyOnTwoWorkersWaitsAndSaysForWhat)
   Register("c", 4);
   EXPECT_EQ(StatusOf("big").state, JobState::kStarting);
   EXPECT_EQ(WorkerOf("big"), "c");
+}
+
+TEST_F(CoordinatorPlacementTest, CompletedJobGivesItsDevicesAwayAndContinuesOnceTheyAreFree) {
+  Register("a", 2);
+  Create("first", 2);
+  Prepared("a", "first", 1);
+  Create("next", 2);
+  EXPECT_THAT(StatusOf("next").reason, HasSubstr("devices are held by job 'first'"));
+  HearOfTrainers("first", {4, 0});
+  EXPECT_FALSE(StatusOf("first").completed) << "one rank's absence says nothing";
+  HearOfTrainers("first", {4, 5});
+  EXPECT_TRUE(StatusOf("first").completed);
+  EXPECT_EQ(StatusOf("first").state, JobState::kRunning) << "its workers keep its state";
+  EXPECT_EQ(StatusOf("next").state, JobState::kStarting);
+  EXPECT_EQ(CountDrops(), 0);
+  RestartCoordinator();
+  EXPECT_TRUE(StatusOf("first").completed);
+  EXPECT_THAT(CreateAgain("first", "again"),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("job 'next' got its devices: wait until they are completed")));
+  Prepared("a", "next", 1);
+  HearOfTrainers("next", {6, 7});
+  ASSERT_OK(CreateAgain("first", "once more"));
+  EXPECT_FALSE(StatusOf("first").completed);
+  EXPECT_EQ(StatusOf("first").epoch, Epoch(1)) << "as it was left";
+}
+
+TEST_F(CoordinatorPlacementTest, WhatWasHeardBeforeAJobWasContinuedDoesNotCompleteItAgain) {
+  Register("a", 2);
+  Create("job", 2);
+  Prepared("a", "job", 1);
+  HearOfTrainers("job", {4, 5});
+  ASSERT_OK(CreateAgain("job", "again"));
+  HearOfTrainers("job", {4, 5});  // Its trainers are on their way.
+  EXPECT_FALSE(StatusOf("job").completed);
+  HearOfTrainers("job", {0, 0}, /*attached=*/true);
+  HearOfTrainers("job", {6, 7});
+  EXPECT_TRUE(StatusOf("job").completed);
+  // A trainer may come without a word to the coordinator.
+  HearOfTrainers("job", {0, 0}, /*attached=*/true);
+  EXPECT_FALSE(StatusOf("job").completed);
+}
+
+TEST_F(CoordinatorPlacementTest, CompletedJobWhoseWorkerIsGoneIsLostAsAnyOther) {
+  Register("a", 2);
+  Create("job", 2);
+  Prepared("a", "job", 1);
+  Fail("a", "job");
+  Prepared("a", "job", 2, /*decided_step=*/3);
+  HearOfTrainers("job", {4, 5});
+  ASSERT_TRUE(StatusOf("job").completed);
+  Fail("a", "job");
+  EXPECT_TRUE(StatusOf("job").completed) << "an executor that ended wakes nobody";
+  EXPECT_EQ(StatusOf("job").state, JobState::kStarting);
+  Register("a", 2, /*incarnation=*/2);
+  EXPECT_EQ(StatusOf("job").state, JobState::kLost);
 }
 
 TEST_F(CoordinatorPlacementTest, JobThatNeedsMoreMemoryThanAWorkerHasWaitsAndSaysTheBytes) {

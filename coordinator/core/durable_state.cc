@@ -119,7 +119,7 @@ int64_t DurableState::MaxFreeDevices() const {
     if (!member.lost) free += member.num_devices;
   }
   for (const auto& [id, job] : jobs_) {
-    if (IsOver(job.status.state)) continue;
+    if (job.status.FreesDevices()) continue;
     for (const RankPlacement& placement : job.status.placements) {
       const Member* member = members_.Find(placement.worker);
       // Devices of lost workers were not counted above.
@@ -158,9 +158,24 @@ Claims DurableState::ClaimedByOthers(const JobId& job) const {
     if (id == job || IsOver(other.status.state)) continue;
     std::vector<DeviceId> places;
     for (const RankPlacement& p : other.status.placements) places.emplace_back(p.worker, p.device);
-    claimed.Add(*other.spec, places, members_);
+    claimed.Add(*other.spec, places, members_, other.status.completed);
   }
   return claimed;
+}
+
+std::vector<JobId> DurableState::HoldersOfDevices(const JobId& job,
+                                                  const std::set<DeviceId>* among) const {
+  std::vector<JobId> holders;
+  for (const auto& [id, other] : jobs_) {
+    if (id == job || other.status.FreesDevices()) continue;
+    const auto& placements = other.status.placements;
+    if (std::any_of(placements.begin(), placements.end(), [&](const RankPlacement& place) {
+          return among == nullptr || among->count({place.worker, place.device}) > 0;
+        })) {
+      holders.push_back(id);
+    }
+  }
+  return holders;
 }
 
 std::vector<WorkerId> DurableState::ForgettableMembers() const {

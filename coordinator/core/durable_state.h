@@ -60,8 +60,10 @@ class DurableState {
 
   const DeletedJobs& deleted() const { return *deleted_; }
 
-  // Devices that jobs other than `job` hold. A job that is over holds none.
+  // What jobs other than `job` hold. A job that is over holds nothing, a completed one its memory.
   Claims ClaimedByOthers(const JobId& job) const;
+  // The other jobs that hold devices, in the order of their ids; `among`: at least one of these.
+  std::vector<JobId> HoldersOfDevices(const JobId& job, const std::set<DeviceId>* among) const;
   // An upper bound on the number of free devices of live workers.
   int64_t MaxFreeDevices() const;
   // Lost workers on which no job has a rank. They need not be remembered.

@@ -147,6 +147,8 @@ void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, absl::
     it = workers.count(*it) > 0 ? std::next(it) : next.unconfirmed.erase(it);
   next.reason = reason;
   next.failure_code = failure.code;
+  // A failure of what only keeps the state wakes nobody.
+  next.completed = job.status.completed && next.bound;
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);
   state_->Put(EpochOverRecord{id}, effects);
   saves_->EndSaveTry(id, reason, now, effects);

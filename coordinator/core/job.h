@@ -14,7 +14,9 @@
 // Pure; thread-safe. "Placed" opens a new epoch in which every rank has a device. A lost job had
 // committed steps whose result no worker holds any more. A handed-over job continues as another
 // job. Both can only be deleted, and no worker holds them. kOrphaned is not a state that a job
-// reaches: it shows a job that workers hold and the journal does not know (see orphans.h).
+// reaches: it shows a job that workers hold and the journal does not know (see orphans.h). A job
+// whose trainers are done is in none of these states apart: its epoch goes on, and it gives its
+// devices away (JobStatus::completed).
 #ifndef TESSERA_COORDINATOR_CORE_JOB_H_
 #define TESSERA_COORDINATOR_CORE_JOB_H_
 
@@ -72,6 +74,12 @@ struct JobStatus {
   std::string decision;
   std::string reason;    // Why this epoch (or wait) began.
   int failure_code = 0;  // As RankFailure::code: the failure that caused it.
+  // All trainers have said that they are done. The job holds memory, but no devices, until a trainer
+  // comes again.
+  bool completed = false;
+
+  // Whether others may use its devices.
+  bool FreesDevices() const { return completed || IsOver(state); }
 };
 
 // Errors: FailedPrecondition  the job is over (names the job and the reason)

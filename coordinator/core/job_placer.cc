@@ -16,6 +16,21 @@ std::string DescribeWorkers(const JobStatus& status) {
                       }));
 }
 
+namespace {
+
+std::string NameJobs(const std::vector<JobId>& jobs) {
+  constexpr size_t kMostNamed = 5;
+  if (jobs.empty()) return "";
+  const size_t named = std::min(jobs.size(), kMostNamed);
+  std::string text = absl::StrCat(jobs.size() == 1 ? "job " : "jobs ");
+  for (size_t i = 0; i < named; ++i)
+    absl::StrAppend(&text, i > 0 ? ", " : "", "'", jobs[i].value(), "'");
+  if (named < jobs.size()) absl::StrAppend(&text, " and ", jobs.size() - named, " more");
+  return text;
+}
+
+}  // namespace
+
 PlacementRequest JobPlacer::RequestFor(const JobId& id, const Job& job) const {
   PlacementRequest request;
   request.world_size = job.spec->config.world_size;
@@ -124,8 +139,19 @@ bool JobPlacer::MemoryIsGone(const JobId& id, const Job& job) const {
          empty.size() == WorkersOf(job.status.placements).size();
 }
 
+std::string JobPlacer::WhoHasDevices(const JobId& id, const Job& job) const {
+  std::set<DeviceId> devices;
+  for (const RankPlacement& place : job.status.placements)
+    devices.emplace(place.worker, place.device);
+  return NameJobs(state_.durable().HoldersOfDevices(id, &devices));
+}
+
 std::string JobPlacer::WhyWaiting(const JobId& id, const Job& job) const {
-  if (!job.status.bound) return DescribeShortage(state_.members(), RequestFor(id, job));
+  if (!job.status.bound) {
+    const std::string holders = NameJobs(state_.durable().HoldersOfDevices(id, nullptr));
+    return absl::StrCat(DescribeShortage(state_.members(), RequestFor(id, job)),
+                        holders.empty() ? "" : absl::StrCat("; devices are held by ", holders));
+  }
   const bool is_one = WorkersOf(job.status.placements).size() == 1;
   const std::string holders = absl::StrCat("needs ", DescribeWorkers(job.status), ", which ",
                                            is_one ? "holds" : "hold", " its shards");

@@ -25,6 +25,8 @@ class JobPlacer {
   // Where the ranks go in the next epoch; nullopt: nowhere yet. The ranks of a bound job stay with
   // their shards, or go where other ranks can copy these shards to.
   std::optional<std::vector<RankPlacement>> Place(const JobId& id, const Job& job) const;
+  // The jobs that use the devices of a completed one now: "jobs 'a', 'b'"; empty: they are free.
+  std::string WhoHasDevices(const JobId& id, const Job& job) const;
   // What a job without a place waits for, for display.
   std::string WhyWaiting(const JobId& id, const Job& job) const;
   // For a bound job: the workers that answer and have not restarted since they got their ranks,

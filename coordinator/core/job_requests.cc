@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "coordinator/core/job_placer.h"
 #include "coordinator/core/job_spec.h"
 #include "coordinator/core/job_views.h"
 
@@ -59,6 +60,10 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
     RETURN_IF_ERROR(CheckOwner(event, job->owner));
     RETURN_IF_ERROR(Annotate(CompareJobSpecs(*job->spec, *event.spec),
                              absl::StrCat("job '", event.job.value(), "' exists")));
+    if (job->status.completed && replay == nullptr) {
+      RETURN_IF_ERROR(Continue(event.job, *job, effects));
+      job = state_->FindJob(event.job);
+    }
     JobView view = ViewJob(*state_, event.job, *job);
     if (replay != nullptr) {
       view.status = replay->reply;
@@ -94,6 +99,24 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
                   effects);
   effects->changed_jobs.insert(event.job);
   return view;
+}
+
+absl::Status JobRequests::Continue(const JobId& id, const Job& job, Effects* effects) {
+  const std::string holders = JobPlacer(state_).WhoHasDevices(id, job);
+  if (!holders.empty()) {
+    return absl::UnavailableError(absl::StrCat("job '", id.value(), "' was completed, and ",
+                                               holders,
+                                               " got its devices: wait until they are "
+                                               "completed, or delete them"));
+  }
+  EpochRuntime& runtime = state_->Runtime(id, job);
+  runtime.continued = runtime.Finished();
+  JobStatus next = job.status;
+  next.completed = false;
+  next.reason = "a trainer continues it";
+  state_->Put(JobStatusRecord{id, std::move(next)}, effects);
+  effects->changed_jobs.insert(id);
+  return absl::OkStatus();
 }
 
 absl::Status JobRequests::DeleteJob(const DeleteJobEvent& event, absl::Time now, Effects* effects) {

@@ -43,6 +43,8 @@ class JobRequests {
   int64_t NextSequence(absl::Time now) const;
   // Errors: Unavailable  only workers know the job, or its records cannot be read (says which)
   absl::Status CheckKnown(const JobId& id) const;
+  // Of a completed job: its trainers come again. Errors: Unavailable  other jobs have its devices
+  absl::Status Continue(const JobId& id, const Job& job, Effects* effects);
   absl::Status DeleteOrphan(const DeleteJobEvent& event, absl::Time now, Effects* effects);
   void RememberDeleted(const JobId& job, Generation generation, Effects* effects);
   void RememberRequest(const std::string& request_id, Request request, Effects* effects);

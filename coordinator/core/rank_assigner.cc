@@ -194,10 +194,10 @@ std::vector<RankPlacement> WithNewIncarnations(std::vector<RankPlacement> placem
 }  // namespace
 
 void Claims::Add(const JobSpec& spec, const std::vector<DeviceId>& places,
-                 const MemberRegistry& members) {
+                 const MemberRegistry& members, bool frees_devices) {
   std::map<WorkerId, int64_t> num_ranks;
   for (const DeviceId& place : places) {
-    devices.insert(place);
+    if (!frees_devices) devices.insert(place);
     ++num_ranks[place.first];
   }
   for (const auto& [worker, count] : num_ranks) {

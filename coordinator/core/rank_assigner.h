@@ -34,8 +34,9 @@ struct Claims {
   std::set<DeviceId> devices;
   std::map<WorkerId, int64_t> bytes;  // Host memory.
 
-  // Adds a job whose ranks are at `places`, in any order.
-  void Add(const JobSpec& spec, const std::vector<DeviceId>& places, const MemberRegistry& members);
+  // Adds a job whose ranks are at `places`, in any order; of one that frees its devices, its memory.
+  void Add(const JobSpec& spec, const std::vector<DeviceId>& places, const MemberRegistry& members,
+           bool frees_devices = false);
 };
 
 enum class PlacementRule {

@@ -3,6 +3,7 @@
 #define TESSERA_COORDINATOR_CORE_TYPES_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -53,6 +54,8 @@ struct RankStatus {
   int64_t gradient_bytes = 0;
   int64_t optimizer_bytes = 0;
   int32_t executor_pid = 0;
+  Incarnation finished;  // The last attachment, if its trainer said that it is done.
+  std::map<std::string, double> reported;
 };
 
 // One operation of a rank's execution order.

@@ -102,9 +102,32 @@ absl::Status WorkerReports::Heartbeat(const Sender& sender, const std::vector<Jo
                    runtime.order.Progress(Rank(rank), {status.step, status.sequence, status.pass}),
                    now, effects);
     }
+    UpdateCompleted(progress.job, now, effects);
   }
   state_->orphans.Listed(sender.worker, unknown);
   return absl::OkStatus();
+}
+
+void WorkerReports::UpdateCompleted(const JobId& id, absl::Time now, Effects* effects) {
+  const Job& job = *state_->FindJob(id);
+  const EpochRuntime* runtime = state_->FindRuntime(id, job);
+  if (job.status.state != JobState::kRunning || runtime == nullptr || runtime->failure) return;
+  bool is_done = runtime->ranks.size() == job.status.placements.size(), has_trainer = false;
+  for (const auto& [rank, status] : runtime->ranks) {
+    has_trainer |= status.attached;
+    is_done &= !status.attached && status.finished != Incarnation();
+  }
+  // What was heard before the job was continued does not end it again.
+  is_done &= runtime->Finished() != runtime->continued;
+  if (job.status.completed ? !has_trainer : !is_done) return;
+  JobStatus next = job.status;
+  next.completed = is_done;
+  next.reason = is_done
+                    ? "all of its trainers are done; its devices are free, and its state is kept"
+                    : "a trainer has come again";
+  state_->Put(JobStatusRecord{id, std::move(next)}, effects);
+  effects->changed_jobs.insert(id);
+  if (is_done) epochs_->AdvanceAll(now, effects);  // Others may get its devices.
 }
 
 absl::StatusOr<const Job*> WorkerReports::CurrentJob(const Sender& sender, const JobId& id,

@@ -45,6 +45,8 @@ class WorkerReports {
   // The job whose current epoch this is and whose rank is on the sender; null: ignore the event.
   absl::StatusOr<const Job*> CurrentJob(const Sender& sender, const JobId& job,
                                         Generation generation, Epoch epoch, Rank rank) const;
+  // After ranks have reported whether they have trainers.
+  void UpdateCompleted(const JobId& id, absl::Time now, Effects* effects);
   void ApplyVerdict(const JobId& id, const OrderVerdict& verdict, absl::Time now, Effects* effects);
 
   CoordinatorState* const state_;

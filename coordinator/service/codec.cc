@@ -31,6 +31,11 @@ RankStatus DecodeRankStatus(const v1::RankStatus& status) {
   decoded.gradient_bytes = status.gradient_bytes();
   decoded.optimizer_bytes = status.optimizer_bytes();
   decoded.executor_pid = status.executor_pid();
+  decoded.finished = Incarnation(status.finished_attachment());
+  for (const auto& [name, value] : status.reported()) {
+    if (decoded.reported.size() < kMaxReportedValues && CheckReportedName(name).ok())
+      decoded.reported[name] = value;
+  }
   return decoded;
 }
 
@@ -45,6 +50,8 @@ v1::RankStatus EncodeRankStatus(const RankStatus& status) {
   encoded.set_gradient_bytes(status.gradient_bytes);
   encoded.set_optimizer_bytes(status.optimizer_bytes);
   encoded.set_executor_pid(status.executor_pid);
+  encoded.set_finished_attachment(status.finished.value());
+  encoded.mutable_reported()->insert(status.reported.begin(), status.reported.end());
   return encoded;
 }
 
@@ -337,7 +344,8 @@ v1::Job EncodeSummary(const JobView& view) {
   job.set_generation(view.generation.value());
   job.set_owner(view.owner);
   *job.mutable_config() = EncodeJobConfig(view.spec->config);
-  job.set_state(EncodeState(view.status.state));
+  const bool is_completed = view.status.completed && view.status.state == JobState::kRunning;
+  job.set_state(is_completed ? v1::JOB_STATE_COMPLETED : EncodeState(view.status.state));
   job.set_epoch(view.status.epoch.value());
   job.set_committed_step(view.committed_step.value());
   for (size_t rank = 0; rank < view.status.placements.size(); ++rank) {

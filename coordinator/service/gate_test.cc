@@ -47,6 +47,7 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
   static const auto* const allowed = new std::map<std::string, std::set<std::string>>{
       {"Jobs.CreateJob", kCreators},
       {"Jobs.GetJob", kReaders},
+      {"Jobs.GetLayout", kReaders},
       {"Jobs.ListJobs", kAll},
       {"Jobs.WatchJob", kReaders},
       {"Jobs.DeleteJob", kChangers},

@@ -42,6 +42,7 @@ journal::JobStatus EncodeStatus(const JobStatus& status) {
   encoded.set_decision(status.decision);
   encoded.set_failure_code(status.failure_code);
   for (const WorkerId& worker : status.unconfirmed) encoded.add_unconfirmed(worker.value());
+  encoded.set_completed(status.completed);
   encoded.mutable_rebuilt_ranks()->Add(status.rebuilt_ranks.begin(), status.rebuilt_ranks.end());
   return encoded;
 }
@@ -223,6 +224,7 @@ absl::StatusOr<JobStatus> DecodeStatus(const JournalRow& row, const journal::Job
   decoded.decision = status.decision();
   decoded.failure_code = status.failure_code();
   for (const std::string& worker : status.unconfirmed()) decoded.unconfirmed.emplace(worker);
+  decoded.completed = status.completed();
   decoded.rebuilt_ranks.insert(status.rebuilt_ranks().begin(), status.rebuilt_ranks().end());
   decoded.epoch = Epoch(status.epoch());
   decoded.resume_step = Step(status.resume_step());

@@ -11,6 +11,8 @@
 #include "coordinator/service/field_checks.h"
 #include "coordinator/service/save_codec.h"
 #include "job/field_limits.h"
+#include "job/job_layout.h"
+#include "job/layout_codec.h"
 
 namespace tessera::coordinator {
 
@@ -19,6 +21,7 @@ void JobsService::AddTo(CallServer* calls) {
   AddUnary(calls, jobs + "CreateJob", "CreateJob", CallKind::kShort, this, &JobsService::Create,
            kMaxMessageBytes);
   AddUnary(calls, jobs + "GetJob", "GetJob", CallKind::kShort, this, &JobsService::Get);
+  AddUnary(calls, jobs + "GetLayout", "GetLayout", CallKind::kShort, this, &JobsService::GetLayout);
   AddUnary(calls, jobs + "ListJobs", "ListJobs", CallKind::kShort, this, &JobsService::List);
   AddStream(calls, jobs + "WatchJob", "WatchJob", CallKind::kWaiting, this, &JobsService::Watch);
   AddUnary(calls, jobs + "DeleteJob", "DeleteJob", CallKind::kShort, this, &JobsService::Delete);
@@ -55,6 +58,23 @@ absl::Status JobsService::Get(ServedCall* call, const v1::GetJobRequest& request
   RETURN_IF_ERROR(Gate::CheckSame(view, caller));
   call->MakeReplyInTurn(view->spec_bytes, [view = *std::move(view), reply] {
     *reply = Encode(view);
+    return absl::OkStatus();
+  });
+  return absl::OkStatus();
+}
+
+absl::Status JobsService::GetLayout(ServedCall* call, const v1::GetLayoutRequest& request,
+                                    v1::JobLayout* reply) {
+  const JobId job(request.job_id());
+  ASSIGN_OR_RETURN(const Gate::Caller caller,
+                   gate_->Admit({call->context(), "GetLayout", job}, Right::kRead));
+  absl::StatusOr<JobView> view = host_->GetJob(job);
+  RETURN_IF_ERROR(Gate::CheckSame(view, caller));
+  call->MakeReplyInTurn(view->spec_bytes, [view = *std::move(view), reply]() -> absl::Status {
+    ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(view.spec->model, view.spec->config));
+    *reply = EncodeLayout(layout);
+    reply->set_job_id(view.id.value());
+    reply->set_generation(view.generation.value());
     return absl::OkStatus();
   });
   return absl::OkStatus();

@@ -20,6 +20,8 @@ class JobsService {
  private:
   absl::Status Create(ServedCall* call, const v1::CreateJobRequest& request, v1::Job* reply);
   absl::Status Get(ServedCall* call, const v1::GetJobRequest& request, v1::Job* reply);
+  absl::Status GetLayout(ServedCall* call, const v1::GetLayoutRequest& request,
+                         v1::JobLayout* reply);
   absl::Status List(ServedCall* call, const v1::ListJobsRequest& request,
                     v1::ListJobsResponse* reply);
   absl::Status Watch(CallStream<v1::WatchJobRequest, v1::Job>* stream, v1::WatchJobRequest request);

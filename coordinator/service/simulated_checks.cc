@@ -85,7 +85,7 @@ void SimulatedCluster::CheckShown(const JobId& job) {
 void SimulatedCluster::CheckDevices() const {
   std::set<std::pair<WorkerId, int32_t>> taken;
   for (const auto& [id, status] : statuses_) {
-    if (IsOver(status.state)) continue;
+    if (status.FreesDevices()) continue;
     for (const RankPlacement& place : status.placements) {
       EXPECT_TRUE(taken.emplace(place.worker, place.device).second)
           << "device " << place.device << " of " << place.worker.value() << " is of two jobs";

@@ -2,6 +2,8 @@
 // back when it is deleted.
 #include <unistd.h>
 
+#include <map>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -14,6 +16,7 @@
 #include "client/rpc/job_rpc.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
+#include "layout/layout_digest.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
@@ -154,6 +157,66 @@ TEST_F(JobsTest, TrainersOfADeletedJobLearnItAlsoWhileTheyRecover) {
   const auto is_told = StatusIs(absl::StatusCode::kCancelled, testing::HasSubstr("job 'gone'"));
   EXPECT_THAT(testing_support::TrainToy(session.get(), int64_t{1} << 40), is_told);
   EXPECT_THAT(session->Recover(), is_told);
+}
+
+TEST_F(JobsTest, NextJobStartsAtOnceWhereTrainersAreDoneAndTheFirstContinuesAfterIt) {
+  const SessionOptions first = ToyOptions(*cluster_, "first", 2 * kWorldSize);
+  ASSERT_OK_AND_ASSIGN(std::optional<TrainerTeam> team, TrainerTeam::Open(first));
+  ASSERT_OK(team->TrainTo(3));
+  team.reset();
+  const SessionOptions next = ToyOptions(*cluster_, "next", 2 * kWorldSize);
+  ASSERT_OK_AND_ASSIGN(team, TrainerTeam::Open(next));
+  EXPECT_EQ(JobIn(Tessera({"jobs", "--json", "--coordinator", cluster_->coordinator_address()}),
+                  "first")["state"],
+            "COMPLETED");
+  ASSERT_OK(team->TrainTo(2));
+  team.reset();
+  ASSERT_OK_AND_ASSIGN(team, TrainerTeam::Open(first));
+  ASSERT_OK(team->TrainTo(5));
+  ExpectReference(&*team, first, 5);
+}
+
+TEST_F(JobsTest, NumbersThatATrainerReportsAreShownUntilItReportsOthers) {
+  ASSERT_OK_AND_ASSIGN(auto session, Session::Open(ToyOptions(*cluster_, "toy", 1)));
+  const auto reported = [&] {
+    return JobIn(Tessera({"status", "--json", "--coordinator", cluster_->coordinator_address()}),
+                 "toy")["ranks"][0]["reported"];
+  };
+  ASSERT_OK(session->Report({{"loss", 0.5}, {"tokens", 1e6}}));
+  EXPECT_TRUE(Eventually([&] { return reported() == Json{{"loss", 0.5}, {"tokens", 1e6}}; }));
+  ASSERT_OK(session->Report({{"loss", 0.25}}));
+  EXPECT_TRUE(Eventually([&] { return reported() == Json{{"loss", 0.25}}; }));
+  EXPECT_THAT(Tessera({"status", "--coordinator", cluster_->coordinator_address()}),
+              HasSubstr("rank 0 reports loss 0.25"));
+  EXPECT_THAT(session->Report({{"the loss", 1}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'the loss'")));
+  std::map<std::string, double> many;
+  for (int i = 0; i < 33; ++i) many[absl::StrCat(i)] = i;
+  EXPECT_THAT(session->Report(many),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("33 values")));
+  // And the trainer is none the worse for it.
+  ASSERT_OK(testing_support::TrainToy(session.get(), 2));
+}
+
+TEST_F(JobsTest, LayoutThatTheCoordinatorServesIsTheTrainers) {
+  ASSERT_OK_AND_ASSIGN(auto session, Session::Open(ToyOptions(*cluster_, "toy", 1)));
+  const Json served = Json::parse(Tessera(
+      {"layout", "--job", "toy", "--json", "--coordinator", cluster_->coordinator_address()}));
+  const ModelLayout& layout = session->layout();
+  ASSERT_EQ(served["units"].size(), layout.units.size());
+  EXPECT_EQ(served["layout_digest"],
+            absl::StrCat(absl::Hex(LayoutDigest(layout), absl::kZeroPad16)));
+  for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+    const FlatLayout& flat = layout.units[unit].flat;
+    EXPECT_EQ(served["units"][unit]["shard_elements"], layout.units[unit].shards.shard_numel());
+    ASSERT_EQ(served["units"][unit]["parameters"].size(), flat.parameters().size());
+    for (size_t p = 0; p < flat.parameters().size(); ++p) {
+      const Json& parameter = served["units"][unit]["parameters"][p];
+      EXPECT_EQ(parameter["name"], flat.parameters()[p].spec.name);
+      EXPECT_EQ(parameter["offset_elements"], flat.parameters()[p].offset_elements);
+      EXPECT_EQ(parameter["num_elements"], flat.parameters()[p].numel);
+    }
+  }
 }
 
 TEST_F(JobsTest, JobOfATebibyteWaitsAndSaysTheBytesWhileAnotherOneTrains) {

@@ -172,6 +172,7 @@ absl::StatusOr<GivenRank> AttachTable::Attach(const v1::AttachRequest& request,
   entry.former_process.Reset();
   entry.state = AttachState::kAttached;
   entry.attachment = Incarnation(next_attachment_++);
+  entry.finished = Incarnation();
   TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({}), process {} of user {}",
               context_->job_id, rank.value(), entry.attachment.value(), peer.pid, peer.uid);
   given.response.set_attachment(entry.attachment.value());
@@ -189,18 +190,33 @@ absl::StatusOr<GivenRank> AttachTable::Attach(const v1::AttachRequest& request,
   return given;
 }
 
-void AttachTable::Detach(Rank rank, Incarnation attachment, bool clean) {
+void AttachTable::Report(Rank rank, Incarnation attachment, const v1::Report& report) {
+  Entry& entry = Of(rank);
+  if (entry.state == AttachState::kAttached && entry.attachment == attachment)
+    entry.reported = report;
+}
+
+void AttachTable::Describe(Rank rank, v1::RankStatus* status) const {
+  const Entry& entry = Of(rank);
+  status->set_attached(entry.state == AttachState::kAttached);
+  status->set_finished_attachment(entry.finished.value());
+  *status->mutable_reported() = entry.reported.values();
+}
+
+void AttachTable::Detach(Rank rank, Incarnation attachment, Leaving how) {
   Entry& entry = Of(rank);
   // Of an attachment that has ended: a newer trainer is not disturbed by it.
   if (entry.state != AttachState::kAttached || entry.attachment != attachment) return;
   entry.state = AttachState::kFree;
   entry.offer = nullptr;
   TESSERA_LOG(INFO, "job {} rank {}: trainer {}", context_->job_id, rank.value(),
-              clean ? "detached" : "died");
+              how == Leaving::kDied ? "died" : "detached");
   if (context_->vault != nullptr)
     context_->vault->NoteTrainer(context_->vault_owner, rank, /*pid=*/0);
   // A clean end leaves the epoch to the next trainer, which continues where this one stopped.
-  if (clean || epochs_->is_closed()) return;
+  const bool is_between_steps = context_->regions.control(rank)->within_step.load() == 0;
+  if (how == Leaving::kDone && is_between_steps) entry.finished = attachment;
+  if (how != Leaving::kDied || epochs_->is_closed()) return;
   epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
   ExecutorSlot& slot = executors_->Of(rank);
   // An executor in the process that died is gone with it.

@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/unique_fd.h"
+#include "proto/coordinator.pb.h"
 #include "proto/local.pb.h"
 #include "shm/fd_passing.h"
 #include "worker/keeper/epoch_machine.h"
@@ -30,6 +31,8 @@
 namespace tessera {
 
 enum class AttachState { kFree, kAttached };
+// How a trainer left. kLeft: nobody knows whether it goes on, and it has left nothing to mend.
+enum class Leaving { kDied, kLeft, kDone };
 // What a trainer has of its rank from now on.
 struct GivenRank {
   v1::AttachResponse response;
@@ -61,8 +64,12 @@ class AttachTable {
   // that step again; so does a trainer that hosts the rank's executor.
   absl::StatusOr<GivenRank> Attach(const v1::AttachRequest& request, const PacketPeer& peer,
                                    absl::Time now);
-  // The trainer left; `clean` means that it said so.
-  void Detach(Rank rank, Incarnation attachment, bool clean);
+  void Detach(Rank rank, Incarnation attachment, Leaving how);
+  // Numbers of the trainer of this attachment, which CheckReportedName accepts.
+  void Report(Rank rank, Incarnation attachment, const v1::Report& report);
+
+  // What coordinators and clients are told: RankStatus's attached, finished_attachment, reported.
+  void Describe(Rank rank, v1::RankStatus* status) const;
 
   bool IsAttached(Rank rank) const { return Of(rank).state == AttachState::kAttached; }
   // By this attachment, which hosts or hosted the rank's executor.
@@ -80,6 +87,8 @@ class AttachTable {
     std::unique_ptr<HostOffer> offer;  // For the next launch.
     AttachState state = AttachState::kFree;
     Incarnation attachment;
+    Incarnation finished;  // The last attachment, if its trainer is done, between two steps.
+    v1::Report reported;
     // The trainer attached when the previous daemon ended, until it attaches again, ends, or is
     // late.
     Incarnation former;

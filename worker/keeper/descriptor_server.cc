@@ -258,22 +258,28 @@ absl::Status DescriptorServer::ServeTrainer(int socket, const PacketPeer& peer,
   const absl::Status sent = SendPacket(socket, EncodeReply(reply), fds, /*wait=*/false);
   trainer.given.fds.clear();  // The trainer's alone, so that the end of its executor is seen.
   // One that never heard that it is attached has done nothing.
-  bool clean = !sent.ok() && !trainer.hosts_executor;
-  if (sent.ok()) {
-    // The socket stays open while the trainer lives. It says one thing more at most.
-    const absl::StatusOr<std::string> last = ReceiveBytes(socket);
-    const auto request = last.ok() ? ParseRequest(*last) : last.status();
-    // Anything else, the end included, is the trainer's death.
-    clean = request.ok() && request->has_detach();
-  }
+  Leaving how = !sent.ok() && !trainer.hosts_executor ? Leaving::kLeft : Leaving::kDied;
+  if (sent.ok()) how = HearTrainer(socket, trainer);
   bool stopping;
   {
     absl::MutexLock lock(&mu_);
     stopping = stopping_;
   }
   // A daemon that stops closes the sockets itself: its trainers did not die.
-  keeper_->Detach(trainer, clean || stopping);
+  keeper_->Detach(trainer, stopping && how == Leaving::kDied ? Leaving::kLeft : how);
   return absl::OkStatus();
+}
+
+Leaving DescriptorServer::HearTrainer(int socket, const AttachedTrainer& trainer) {
+  while (true) {
+    const absl::StatusOr<std::string> packet = ReceiveBytes(socket);
+    const auto request = packet.ok() ? ParseRequest(*packet) : packet.status();
+    if (request.ok() && request->has_detach()) return Leaving::kDone;
+    // Anything else, the end included, is the trainer's death.
+    if (!request.ok() || !request->has_report() || !CheckReport(request->report()).ok())
+      return Leaving::kDied;
+    keeper_->Report(trainer, request->report());
+  }
 }
 
 absl::Status DescriptorServer::ServeRequest(int socket, const PacketPeer& peer) {

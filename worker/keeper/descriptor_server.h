@@ -3,6 +3,7 @@
 // is attached, and its end is the trainer's end.
 //
 //   trainer: connect, send attach ──► server: send descriptors      ... attached ...
+//   trainer: send report, ...
 //   trainer: send detach, close ──► clean end;   close alone (or SIGKILL) ──► the trainer died
 //
 // Clients that map a job's state come here too. They get one answer, for which nobody waits, keep
@@ -85,6 +86,8 @@ class DescriptorServer {
   // Errors: are the client's to hear.
   absl::Status ServeRequest(int socket, const PacketPeer& peer);
   absl::Status ServeTrainer(int socket, const PacketPeer& peer, const v1::AttachRequest& request);
+  // Until the trainer leaves: its reports, and whether it says that it is done.
+  Leaving HearTrainer(int socket, const AttachedTrainer& trainer);
   void NoteGiven(int socket);
   // Says why, and leaves a line in the log.
   void Refuse(int socket, const PacketPeer& peer, absl::Status why);

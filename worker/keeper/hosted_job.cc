@@ -169,7 +169,7 @@ v1::JobProgress HostedJob::Progress() const {
       status.set_sequence(count(page.progress_sequence));
     }
     status.set_doing(Doing(page, regions().layout()));
-    status.set_attached(parts_.trainers.IsAttached(rank));
+    parts_.trainers.Describe(rank, &status);
     const RankMemoryBytes bytes = regions().Measure(rank);
     status.set_parameter_bytes(bytes.parameters);
     status.set_gradient_bytes(bytes.gradients);
@@ -205,9 +205,14 @@ absl::StatusOr<GivenRank> HostedJob::Attach(const v1::AttachRequest& request,
   return parts_.trainers.Attach(request, peer, now);
 }
 
-void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
+void HostedJob::Detach(Rank rank, Incarnation attachment, Leaving how) {
   absl::MutexLock lock(&parts_.mu);
-  parts_.trainers.Detach(rank, attachment, clean);
+  parts_.trainers.Detach(rank, attachment, how);
+}
+
+void HostedJob::Report(Rank rank, Incarnation attachment, const v1::Report& report) {
+  absl::MutexLock lock(&parts_.mu);
+  parts_.trainers.Report(rank, attachment, report);
 }
 
 void HostedJob::OfferPut(std::shared_ptr<const StagedPut> put) {

@@ -88,8 +88,9 @@ class HostedJob {
   // does a trainer that hosts the rank's executor.
   absl::StatusOr<GivenRank> Attach(const v1::AttachRequest& request, const PacketPeer& peer,
                                    absl::Time now);
-  // The trainer left; `clean` means that it said so.
-  void Detach(Rank rank, Incarnation attachment, bool clean);
+  // Both of the trainer with this attachment: see AttachTable.
+  void Detach(Rank rank, Incarnation attachment, Leaving how);
+  void Report(Rank rank, Incarnation attachment, const v1::Report& report);
 
   // --- Puts: see PutForwarder ---
   // Has the ranks vote for it, in this epoch and later ones, until it is decided or withdrawn. One

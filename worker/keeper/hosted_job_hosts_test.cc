@@ -67,9 +67,9 @@ TEST_F(HostedJobHostsTest, TrainersThatDieBeforeTheirExecutorIsReadyCostNoDelayA
     EXPECT_EQ(launcher_->launches(), epoch) << "one for each that died";
     ASSERT_OK_AND_ASSIGN(GivenRank claim, AttachAsHost());
     EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(), HasSubstr("hosts"));
-    if (epoch % 2 == 0) job_->Detach(Rank(0), attachment_, /*clean=*/false);
+    if (epoch % 2 == 0) job_->Detach(Rank(0), attachment_, Leaving::kDied);
     claim.fds.back().Reset();
-    job_->Detach(Rank(0), attachment_, /*clean=*/false);
+    job_->Detach(Rank(0), attachment_, Leaving::kDied);
   }
 }
 
@@ -93,7 +93,7 @@ TEST_F(HostedJobHostsTest, ExecutorThatStandsStillIsToldToTheCoordinatorAndNoOth
   EXPECT_EQ(Await(v1::WorkerEvent::kFailure).failure().epoch(), 4);
   EXPECT_EQ(launcher_->launches(), 1);
   claim.fds.back().Reset();
-  job_->Detach(Rank(0), attachment_, /*clean=*/false);
+  job_->Detach(Rank(0), attachment_, Leaving::kDied);
   ExpectPrepared(5);
   EXPECT_EQ(launcher_->launches(), 2);
 }
@@ -117,7 +117,7 @@ TEST_F(HostedJobHostsTest, WhoIsNoExecutorIsSentAwayAndNothingThatItSaysCounts) 
     ASSERT_OK(SendPacket(socket, ready.SerializeAsString()));
     EXPECT_EQ(launcher_->launches(), launches);
     claim.fds.back().Reset();
-    job_->Detach(Rank(0), attachment_, /*clean=*/false);
+    job_->Detach(Rank(0), attachment_, Leaving::kDied);
   }
   ExpectPrepared(epoch);
 }

@@ -74,7 +74,7 @@ TEST_F(HostedJobNeedsHostsTest, EpochWaitsForATrainerThatHostsWhomeverItComesBef
   trainer_.join();
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
               HasSubstr("the executor of rank 0 ended"));
-  job_->Detach(Rank(0), attachment_, /*clean=*/true);
+  job_->Detach(Rank(0), attachment_, Leaving::kDone);
   Prepare(2);
   AttachAndHost(/*first_epoch=*/2);  // While it is prepared.
   StartPrepared(2);

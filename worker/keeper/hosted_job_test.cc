@@ -147,7 +147,7 @@ TEST_F(HostedJobTest, TrainerThatRecoversFromAFailedEpochLearnsThatTheJobEnds) {
   ASSERT_OK_AND_ASSIGN(const Mapping mapping,
                        Mapping::CreateWhole(given.fds[2].get(), Access::kReadWrite));
   auto* page = reinterpret_cast<ControlPage*>(mapping.data());
-  job_->Detach(Rank(0), attachment, /*clean=*/false);
+  job_->Detach(Rank(0), attachment, Leaving::kDied);
   const auto never = [] { return false; };
   const auto what = [] { return std::string("the epoch's end"); };
   ASSERT_THAT(AwaitEvent(page, 1, absl::Now() + kDeadline, what, never),
@@ -168,7 +168,7 @@ TEST_F(HostedJobTest, AttachingWithinAStepEndsTheEpochButNotWhereThePageIsOfAnEa
   page->within_step.store(1);  // Left by a trainer that died.
   page->epoch.store(0);        // As while the executor is given its values.
   ASSERT_OK_AND_ASSIGN(const GivenRank given, Attach());
-  job_->Detach(Rank(0), Incarnation(given.response.attachment()), /*clean=*/true);
+  job_->Detach(Rank(0), Incarnation(given.response.attachment()), Leaving::kDone);
   page->epoch.store(1);
   EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),

@@ -251,10 +251,15 @@ absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
   return trainer;
 }
 
-void Keeper::Detach(const AttachedTrainer& trainer, bool clean) {
+void Keeper::Detach(const AttachedTrainer& trainer, Leaving how) {
   // The job may be gone, or be a newer one: then there is nothing to detach from.
   const std::shared_ptr<HostedJob> job = Find(trainer.job_id, trainer.generation);
-  if (job != nullptr) job->Detach(trainer.rank, trainer.attachment, clean);
+  if (job != nullptr) job->Detach(trainer.rank, trainer.attachment, how);
+}
+
+void Keeper::Report(const AttachedTrainer& trainer, const v1::Report& report) {
+  const std::shared_ptr<HostedJob> job = Find(trainer.job_id, trainer.generation);
+  if (job != nullptr) job->Report(trainer.rank, trainer.attachment, report);
 }
 
 absl::StatusOr<std::unique_ptr<StateSnapshot>> Keeper::SnapshotState(

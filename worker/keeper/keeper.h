@@ -62,7 +62,9 @@ class Keeper {
 
   // `peer`: the caller. Errors: see AttachRequest in proto/local.proto; with a retry (WithRetry).
   absl::StatusOr<AttachedTrainer> Attach(const v1::AttachRequest& request, const PacketPeer& peer);
-  void Detach(const AttachedTrainer& trainer, bool clean);
+  // Both do nothing where the job is gone.
+  void Detach(const AttachedTrainer& trainer, Leaving how);
+  void Report(const AttachedTrainer& trainer, const v1::Report& report);
 
   // Null where there is no such job.
   std::shared_ptr<HostedJob> Find(const std::string& job_id) const;

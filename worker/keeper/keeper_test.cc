@@ -228,7 +228,7 @@ TEST_F(KeeperTest, EndOfADeletedJobsTrainerIsNoneOfTheNewOnes) {
   Start(9, 1);
   ASSERT_OK_AND_ASSIGN(const AttachedTrainer current, Attach(9));
   EXPECT_EQ(old.attachment, current.attachment) << "told apart by the job alone";
-  keeper_.Detach(old, /*clean=*/false);
+  keeper_.Detach(old, Leaving::kDied);
   EXPECT_THAT(Attach(9), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0")));
 }
 

@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -156,6 +157,12 @@ class Session {
   std::optional<int> HolderOfSlot(int unit) const;
   // Whether some unit has a gradient since the last step, reduced or not.
   bool within_step() const;
+
+  // --- For people who watch ---
+  // Shows these numbers as the rank's ("loss"), instead of those that it reported before: in
+  // GetJob, and in `tessera status`. Costs a message to the worker; nobody waits.
+  // Errors: InvalidArgument  more than 32, or a name that is not of [A-Za-z0-9._/-]{1,64}
+  absl::Status Report(const std::map<std::string, double>& values);
 
   // --- Steps ---
   // Reshards what is unsharded and reduces what was not, then votes and updates.

@@ -118,6 +118,7 @@ _CODES = {
     "write_parameters": [_P, C.POINTER(C.c_int), C.c_size_t, FILL, _P],
     "read_moments": [_P, _I, _I, READ, _P],
     "progress_json": [_P, _OUT],
+    "report": [_P, C.POINTER(_S), C.POINTER(C.c_double), C.c_size_t],
     "write_optimizer_state": [_P, _S, FILL, _P],
     "take_outside_window": [_OUT],
     "end_forward": [_P],

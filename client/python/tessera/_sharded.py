@@ -254,6 +254,18 @@ class Sharded:
         self._require_attached()
         return lib.next_step(self.session)
 
+    def report(self, **values: float) -> None:
+        """Shows numbers as this rank's, as report(loss=loss, tokens=n): in `tessera status`, and in
+        what the coordinator answers. They replace those reported before, and nobody waits.
+
+        values: at most 32, each what float() takes. Names are of [A-Za-z0-9._/-]{1,64}.
+        Errors: INVALID_ARGUMENT  a name or their number.
+        """
+        self._require_attached()
+        names = (C.c_char_p * len(values))(*[name.encode() for name in values])
+        numbers = (C.c_double * len(values))(*[float(value) for value in values.values()])
+        lib.report(self.session, names, numbers, len(values))
+
     @property
     def rank(self) -> int:
         self._require_attached()
