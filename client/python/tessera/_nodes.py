@@ -1,0 +1,307 @@
+"""The launchers of a job's nodes: they find each other, begin together and end together.
+
+    each launcher, node 0's too, connects to node 0 at the port after the rendezvous
+      -> {"join": {"node": 1, "plan": {...}, "proof": ""}}
+      <- {"begin": {"master_port": 12345}}    all nodes have joined
+      -> {"done": true}                       all trainers of this node have ended well
+      -> {"failed": "reason"}
+      <- {"end": "reason"}                    "": all nodes are done
+
+Lines of JSON. The coordinator does not know how many nodes there are to be, what trainers exit with
+or when all have ended. A connection that ends, or does not answer for ten seconds, is a node that
+is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import socket
+import ssl
+import sys
+import threading
+import time
+
+from .errors import TesseraError
+
+_RETRY_SECONDS = 0.2
+_HELLO_SECONDS = 10.0
+_GOODBYE_SECONDS = 5.0
+_MAX_REASON = 4000
+
+
+def say(text: str) -> None:
+    print(f"tessera: {text}", file=sys.stderr, flush=True)
+
+
+def _send(writer: asyncio.StreamWriter, **message) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+
+
+async def _receive(reader: asyncio.StreamReader) -> dict:
+    """Empty at the end. Errors: OSError, ValueError."""
+    message = json.loads(await reader.readline() or "{}")
+    if not isinstance(message, dict):
+        raise ValueError("not a message")
+    return message
+
+
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 4), (socket.TCP_KEEPINTVL, 2),
+                          (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 10_000)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _names(nodes) -> str:
+    nodes = sorted(nodes)
+    shown = ", ".join(map(str, nodes[:20])) + (", ..." if len(nodes) > 20 else "")
+    return f"node {shown}" if len(nodes) == 1 else f"nodes {shown}"
+
+
+class Hub:
+    """On node 0: which nodes have joined, and how the job ends. Lives in one event loop."""
+
+    def __init__(self, plan: dict, protection, seconds: float):
+        """plan: what all nodes must have been given alike, by option."""
+        self._plan, self._protection, self._seconds = plan, protection, seconds
+        self._members: dict[int, asyncio.StreamWriter] = {}
+        self._done: set[int] = set()
+        self._begun, self._ending = False, None
+        self._empty = asyncio.Event()
+
+    async def serve(self, listener: socket.socket) -> None:
+        self._listener = await asyncio.start_server(
+            self._meet, sock=listener, ssl=self._protection.server_context())
+        asyncio.get_running_loop().call_later(self._seconds, self._expire)
+
+    async def close(self) -> None:
+        """Waits until the others have read how it ended."""
+        self._end("node 0 has ended")
+        self._listener.close()
+        try:
+            await asyncio.wait_for(self._empty.wait(), _GOODBYE_SECONDS)
+        except asyncio.TimeoutError:
+            pass
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        node = None
+        try:
+            _keep_alive(writer)
+            hello = await asyncio.wait_for(_receive(reader), _HELLO_SECONDS)
+            node = self._admit(hello["join"], writer)
+            while node is not None:
+                message = await _receive(reader)
+                if not message:
+                    break
+                self._take(node, message)
+        except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError):
+            pass
+        finally:
+            if node is not None:
+                self._leave(node, writer)
+            writer.close()
+
+    def _admit(self, join: dict, writer: asyncio.StreamWriter) -> int | None:
+        node, where = int(join["node"]), writer.get_extra_info("peername")[0]
+        refusal = self._protection.refusal(str(join["proof"]), writer.get_extra_info("ssl_object"))
+        is_known = refusal is None
+        if is_known:
+            refusal = self._disagreement(node, dict(join["plan"]))
+        if refusal is not None:
+            refusal = f"node {node} ({where}) cannot join: {refusal}"
+            say(refusal)
+            _send(writer, end=refusal)
+            # All were to have the same, so the job cannot begin. A second launcher of a node that
+            # is there disturbs nothing.
+            if is_known and not self._begun and node not in self._members:
+                self._end(refusal)
+            return None
+        self._members[node] = writer
+        if self._ending is not None:
+            _send(writer, end=self._ending)
+        elif len(self._members) == self._plan["--nnodes"]:
+            self._begin()
+        return node
+
+    def _disagreement(self, node: int, plan: dict) -> str | None:
+        for option, value in self._plan.items():
+            if plan.get(option) != value:
+                return (f"it has {option} {plan.get(option)}, and node 0 has {option} {value}: give "
+                        "all nodes the same")
+        if node in self._members:
+            where = self._members[node].get_extra_info("peername")[0]
+            return (f"{where} has joined as node {node} already: give each node a --node-rank of "
+                    "its own")
+        return None
+
+    def _begin(self) -> None:
+        self._begun = True
+        host = self._members[0].get_extra_info("sockname")[0]
+        with socket.socket(self._members[0].get_extra_info("socket").family) as probe:
+            probe.bind((host, 0))
+            port = probe.getsockname()[1]
+        for writer in self._members.values():
+            _send(writer, begin={"master_port": port})
+
+    def _take(self, node: int, message: dict) -> None:
+        if "failed" in message:
+            self._end(f"node {node}: {message['failed']}")
+        elif message.get("done"):
+            self._done.add(node)
+            if len(self._done) == self._plan["--nnodes"]:
+                self._end("")
+
+    def _leave(self, node: int, writer: asyncio.StreamWriter) -> None:
+        del self._members[node]
+        if self._begun:
+            where = writer.get_extra_info("peername")[0]
+            self._end(f"node {node} ({where}) is gone: its launcher was killed, or the network "
+                      "does not reach it")
+        if self._ending is not None and not self._members:
+            self._empty.set()
+
+    def _expire(self) -> None:
+        missing = set(range(self._plan["--nnodes"])) - set(self._members)
+        if missing and not self._begun:
+            self._end(f"{_names(missing)} of {self._plan['--nnodes']} did not join within "
+                      f"{self._seconds:.0f} s: start `tessera run` there with this --rendezvous, "
+                      "or give --join-timeout more")
+
+    def _end(self, reason: str) -> None:
+        if self._ending is not None:
+            return
+        self._ending = reason
+        for writer in self._members.values():
+            _send(writer, end=reason)
+        if not self._members:
+            self._empty.set()
+
+
+class Member:
+    """A node's connection to node 0. Lives in one event loop, but for `ended` and `reason`."""
+
+    def __init__(self, node: int, where: tuple[str, int], protection):
+        self._node, self._where, self._protection = node, where, protection
+        self._hub = f"node 0 at {where[0]}:{where[1]}"
+        self._reader = self._writer = None
+        self.ended = threading.Event()
+        self.reason = ""
+
+    async def join(self, plan: dict, seconds: float) -> tuple[int, str]:
+        """Waits for all nodes. The port for torch.distributed, and this node's address.
+
+        Errors: UNAVAILABLE, DEADLINE_EXCEEDED, FAILED_PRECONDITION  names which node, and why
+        """
+        context = self._protection.client_context()
+        self._reader, self._writer = await self._connect(context, seconds)
+        _keep_alive(self._writer)
+        _send(self._writer, join={"node": self._node, "plan": plan,
+                                  "proof": self._protection.proof()})
+        try:
+            answer = await _receive(self._reader)
+        except (OSError, ValueError) as error:
+            raise TesseraError(f"{self._hub} did not let this node join: {error}",
+                               "UNAVAILABLE") from None
+        if "begin" not in answer:
+            raise TesseraError(
+                answer.get("end") or f"{self._hub} ended the connection: it was interrupted, or of "
+                "the two one has --certs and the other --insecure", "FAILED_PRECONDITION")
+        asyncio.ensure_future(self._listen())
+        return answer["begin"]["master_port"], self._writer.get_extra_info("sockname")[0]
+
+    async def _connect(self, context: ssl.SSLContext | None, seconds: float):
+        deadline, said = time.monotonic() + seconds, None
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return await asyncio.wait_for(
+                    asyncio.open_connection(*self._where, ssl=context), max(left, 1.0))
+            except ssl.SSLError as error:
+                raise TesseraError(f"{self._hub}: TLS failed: {error}", "UNAVAILABLE") from None
+            except (OSError, asyncio.TimeoutError) as error:
+                why = str(error) or "no answer"
+            if left <= 0:
+                raise TesseraError(f"{self._hub} did not answer within {seconds:.0f} s: {why}",
+                                   "DEADLINE_EXCEEDED")
+            if why != said:
+                say(f"node {self._node} waits for {self._hub}, up to {left:.0f} s: {why}")
+                said = why
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _listen(self) -> None:
+        gone = f"{self._hub} is gone: its launcher was killed, or the network does not reach it"
+        try:
+            self.reason = (await _receive(self._reader)).get("end", gone)
+        except (OSError, ValueError):
+            self.reason = gone
+        self.ended.set()
+
+    def tell(self, **message) -> None:
+        if self._writer is not None:
+            _send(self._writer, **message)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Of node 0. Errors: UNAVAILABLE  names the address and what to do."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(found[4][:2], family=found[0], backlog=1024)
+    except OSError as error:
+        what = {errno.EADDRINUSE: "another launcher is node 0 already, or give another port",
+                errno.EADDRNOTAVAIL: "node 0 must be the node that has this address",
+                }.get(error.errno, "--rendezvous is an address of node 0")
+        raise TesseraError(f"cannot listen on {host}:{port}: {error.strerror or error}: {what}",
+                           "UNAVAILABLE") from None
+
+
+class Nodes:
+    """This launcher among those of the job, for a thread that waits: not in an event loop."""
+
+    def __init__(self, node: int, where: tuple[str, int], protection):
+        self._protection = protection
+        self._member, self._hub = Member(node, where, protection), None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="tessera-nodes").start()
+
+    def _run(self, task):
+        return asyncio.run_coroutine_threadsafe(task, self._loop).result()
+
+    def serve(self, listener: socket.socket, plan: dict, seconds: float) -> None:
+        """On node 0, before it joins."""
+        self._hub = Hub(plan, self._protection, seconds)
+        self._run(self._hub.serve(listener))
+
+    def join(self, plan: dict, seconds: float) -> tuple[int, str]:
+        """As Member.join."""
+        return self._run(self._member.join(plan, seconds))
+
+    def check(self) -> None:
+        """Errors: ABORTED  the job has ended on another node, with its reason"""
+        if self._member.ended.is_set() and self._member.reason:
+            raise TesseraError(self._member.reason, "ABORTED")
+
+    def finish(self) -> None:
+        """Waits until all nodes are done. Errors: as check"""
+        self._loop.call_soon_threadsafe(lambda: self._member.tell(done=True))
+        self._member.ended.wait()
+        self.check()
+
+    def fail(self, reason: str) -> str:
+        """Ends the job on all nodes. Why it ended: another node's reason may have been first."""
+        reason = reason[-_MAX_REASON:]
+        self._loop.call_soon_threadsafe(lambda: self._member.tell(failed=reason))
+        self._member.ended.wait(_GOODBYE_SECONDS)
+        return self._member.reason or reason
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._member.close)
+        if self._hub is not None:
+            self._run(self._hub.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
