@@ -1,6 +1,7 @@
 """The launchers of a job's nodes: they find each other, begin together and end together.
 
     each launcher, node 0's too, connects to node 0 at the port after the rendezvous
+      <- {"tessera": "run"}                   the coordinator listens
       -> {"join": {"node": 1, "plan": {...}, "proof": ""}}
       <- {"begin": {"master_port": 12345}}    all nodes have joined
       -> {"done": true}                       all trainers of this node have ended well
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import socket
 import ssl
 import sys
@@ -26,7 +28,8 @@ import time
 from .errors import TesseraError
 
 _RETRY_SECONDS = 0.2
-_HELLO_SECONDS = 10.0
+_HELLO_SECONDS = 30.0
+_PROOF_SECONDS = 10.0
 _GOODBYE_SECONDS = 5.0
 _MAX_REASON = 4000
 
@@ -45,6 +48,10 @@ async def _receive(reader: asyncio.StreamReader) -> dict:
     if not isinstance(message, dict):
         raise ValueError("not a message")
     return message
+
+
+def _tls(context: ssl.SSLContext | None) -> dict:
+    return {"ssl": context, **({} if context is None else {"ssl_handshake_timeout": 10.0})}
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:
@@ -74,7 +81,7 @@ class Hub:
 
     async def serve(self, listener: socket.socket) -> None:
         self._listener = await asyncio.start_server(
-            self._meet, sock=listener, ssl=self._protection.server_context())
+            self._meet, sock=listener, **_tls(self._protection.server_context()))
         asyncio.get_running_loop().call_later(self._seconds, self._expire)
 
     async def close(self) -> None:
@@ -90,6 +97,7 @@ class Hub:
         node = None
         try:
             _keep_alive(writer)
+            _send(writer, tessera="run")
             hello = await asyncio.wait_for(_receive(reader), _HELLO_SECONDS)
             node = self._admit(hello["join"], writer)
             while node is not None:
@@ -129,8 +137,8 @@ class Hub:
     def _disagreement(self, node: int, plan: dict) -> str | None:
         for option, value in self._plan.items():
             if plan.get(option) != value:
-                return (f"it has {option} {plan.get(option)}, and node 0 has {option} {value}: give "
-                        "all nodes the same")
+                return (f"it has {option} {plan.get(option)}, and node 0 has {option} {value}: "
+                        "give all nodes the same")
         if node in self._members:
             where = self._members[node].get_extra_info("peername")[0]
             return (f"{where} has joined as node {node} already: give each node a --node-rank of "
@@ -195,30 +203,39 @@ class Member:
 
         Errors: UNAVAILABLE, DEADLINE_EXCEEDED, FAILED_PRECONDITION  names which node, and why
         """
-        context = self._protection.client_context()
-        self._reader, self._writer = await self._connect(context, seconds)
+        self._reader, self._writer = await self._connect(seconds)
         _keep_alive(self._writer)
-        _send(self._writer, join={"node": self._node, "plan": plan,
-                                  "proof": self._protection.proof()})
         try:
+            if (await _receive(self._reader)).get("tessera") != "run":
+                raise ValueError("it is not `tessera run`, or of the two one has --certs and the "
+                                 "other --insecure")
+            _send(self._writer, join={"node": self._node, "plan": plan,
+                                      "proof": await self._proof()})
             answer = await _receive(self._reader)
         except (OSError, ValueError) as error:
             raise TesseraError(f"{self._hub} did not let this node join: {error}",
                                "UNAVAILABLE") from None
         if "begin" not in answer:
             raise TesseraError(
-                answer.get("end") or f"{self._hub} ended the connection: it was interrupted, or of "
-                "the two one has --certs and the other --insecure", "FAILED_PRECONDITION")
+                answer.get("end") or f"{self._hub} has ended", "FAILED_PRECONDITION")
         asyncio.ensure_future(self._listen())
         return answer["begin"]["master_port"], self._writer.get_extra_info("sockname")[0]
 
-    async def _connect(self, context: ssl.SSLContext | None, seconds: float):
+    async def _proof(self) -> str:
+        """A network file system may show the file that node 0 made a little later."""
+        deadline = time.monotonic() + _PROOF_SECONDS
+        while not self._protection.has_proof() and time.monotonic() < deadline:
+            await asyncio.sleep(_RETRY_SECONDS)
+        return self._protection.proof()
+
+    async def _connect(self, seconds: float):
+        context = self._protection.client_context()
         deadline, said = time.monotonic() + seconds, None
         while True:
             left = deadline - time.monotonic()
             try:
                 return await asyncio.wait_for(
-                    asyncio.open_connection(*self._where, ssl=context), max(left, 1.0))
+                    asyncio.open_connection(*self._where, **_tls(context)), max(left, 1.0))
             except ssl.SSLError as error:
                 raise TesseraError(f"{self._hub}: TLS failed: {error}", "UNAVAILABLE") from None
             except (OSError, asyncio.TimeoutError) as error:
@@ -257,7 +274,8 @@ def listen(host: str, port: int) -> socket.socket:
         what = {errno.EADDRINUSE: "another launcher is node 0 already, or give another port",
                 errno.EADDRNOTAVAIL: "node 0 must be the node that has this address",
                 }.get(error.errno, "--rendezvous is an address of node 0")
-        raise TesseraError(f"cannot listen on {host}:{port}: {error.strerror or error}: {what}",
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno)
+        raise TesseraError(f"cannot listen on {host}:{port}: {why}: {what}",
                            "UNAVAILABLE") from None
 
 

@@ -88,6 +88,9 @@ class Certificates:
                     f"--certs: coordinator.pem and node.pem in {self._folder} do not work together "
                     f"for the host {host}: {error}; {_HOW}", "INVALID_ARGUMENT") from None
 
+    def has_proof(self) -> bool:
+        return True
+
     def proof(self) -> str:
         return ""
 
@@ -120,19 +123,22 @@ class Insecure:
     def client_context(self) -> None:
         return None
 
+    def has_proof(self) -> bool:
+        return _token_path().exists()  # The coordinator makes it.
+
     def proof(self) -> str:
         try:
             return _token_path().read_text(encoding="ascii").strip()
         except (OSError, ValueError):
-            return ""  # The coordinator makes it.
+            return ""
 
     def refusal(self, proof: str, connection: None) -> str | None:
         """As Certificates.refusal."""
         del connection
-        if hmac.compare_digest(proof.encode(), self.proof().encode()):
+        if proof and hmac.compare_digest(proof.encode(), self.proof().encode()):
             return None
-        return (f"its {_token_path()} is not that of node 0: copy node 0's file there "
-                "(TESSERA_TOKEN_FILE names another path), or use --certs")
+        return (f"its access token is not that of node 0: copy node 0's {_token_path()} there "
+                "(~/.config/tessera/token, or where TESSERA_TOKEN_FILE says), or use --certs")
 
 
 def _token_path() -> pathlib.Path:

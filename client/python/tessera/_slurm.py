@@ -33,8 +33,8 @@ def place() -> Place | None:
     in_step = "SLURM_STEP_NODELIST" in os.environ
     if in_step and tasks is not None and int(tasks) != nnodes:
         raise TesseraError(
-            f"srun starts {tasks} tasks on {nnodes} nodes: `tessera run` starts the ranks of a node "
-            "itself, so give srun --ntasks-per-node=1", "FAILED_PRECONDITION")
+            f"srun starts {tasks} tasks on {nnodes} nodes: `tessera run` starts the ranks of a "
+            "node itself, so give srun --ntasks-per-node=1", "FAILED_PRECONDITION")
     if nnodes == 1:
         return None
     nodes = node_names(os.environ.get("SLURM_STEP_NODELIST") or

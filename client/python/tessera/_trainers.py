@@ -14,8 +14,29 @@ _STOP_SECONDS = 10.0
 _MAX_LAST_LINE = 500
 
 
+def _kill_group(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+class _Output(threading.Thread):
+    """Passes a process's lines on, and has the last one that says something."""
+
+    def __init__(self, process: subprocess.Popen, say):
+        super().__init__(daemon=True)
+        self._process, self._say, self.last = process, say, b""
+        self.start()
+
+    def run(self) -> None:
+        for line in self._process.stdout:
+            self.last = line.strip() or self.last
+            self._say(line)
+
+
 class Trainers:
-    """A process for each rank. A thread waits for each and passes its lines on."""
+    """A process for each rank, and a thread that waits for it."""
 
     def __init__(self, command, environments: dict[int, dict[str, str]], max_restarts: int):
         """environments: by rank, what is set in addition to this process's."""
@@ -51,11 +72,12 @@ class Trainers:
                 process = self._start(rank)
                 if process is None:
                     return
-                last = b""
-                for line in process.stdout:
-                    last = line.strip() or last
-                    self._say(f"[{rank}] ".encode() + line)
-                if not self._is_to_be_replaced(rank, process.wait(), last):
+                output = _Output(process, lambda line: self._say(f"[{rank}] ".encode() + line))
+                status = process.wait()
+                if status < 0:
+                    _kill_group(process)  # Its data loaders, say, which have its output open.
+                output.join()
+                if not self._is_to_be_replaced(rank, status, output.last):
                     return
         except OSError as error:
             self._fail(f"rank {rank} cannot be started: {error}")
@@ -105,8 +127,5 @@ class Trainers:
             except subprocess.TimeoutExpired:
                 pass
             # What it started, too: data loaders, say.
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            _kill_group(process)
             process.wait()
