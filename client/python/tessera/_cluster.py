@@ -76,8 +76,8 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
     """Finds the job's coordinator and worker. Arguments come before the environment.
 
     TESSERA_COORDINATOR, TESSERA_WORKER, TESSERA_JOB and RANK, WORLD_SIZE, LOCAL_RANK are what
-    `tessera run` sets; over several nodes also TESSERA_TLS_CERT, TESSERA_TLS_KEY and TESSERA_TLS_CA,
-    or TESSERA_INSECURE_CONNECT=1. With torchrun's variables alone the ranks of one node make a
+    `tessera run` sets; over several nodes also TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or
+    TESSERA_INSECURE_CONNECT=1. With torchrun's variables alone the ranks of one node make a
     cluster of their own; with none of them this process is a job of one rank.
     tls: paths of certificate, key and CA, as PEM.
     timeouts: seconds, by "attach" (to the worker; 60), "operation" (of each wait for other ranks;
