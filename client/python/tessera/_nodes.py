@@ -71,12 +71,17 @@ def _names(nodes) -> str:
 class Hub:
     """On node 0: which nodes have joined, and how the job ends. Lives in one event loop."""
 
-    def __init__(self, plan: dict, protection, seconds: float):
-        """plan: what all nodes must have been given alike, by option."""
-        self._plan, self._protection, self._seconds = plan, protection, seconds
+    def __init__(self, plan: dict, protection, seconds: float, replace_seconds: float):
+        """plan: what all nodes must have been given alike, by option.
+
+        replace_seconds: how long a node that is gone may take to come again.
+        """
+        self._plan, self._protection = plan, protection
+        self._seconds, self._replace_seconds = seconds, replace_seconds
         self._members: dict[int, asyncio.StreamWriter] = {}
         self._done: set[int] = set()
-        self._begun, self._ending = False, None
+        self._begin: dict | None = None  # What was said when all had joined.
+        self._ending: str | None = None
         self._empty = asyncio.Event()
 
     async def serve(self, listener: socket.socket) -> None:
@@ -124,14 +129,19 @@ class Hub:
             _send(writer, end=refusal)
             # All were to have the same, so the job cannot begin. A second launcher of a node that
             # is there disturbs nothing.
-            if is_known and not self._begun and node not in self._members:
+            if is_known and self._begin is None and node not in self._members:
                 self._end(refusal)
             return None
         self._members[node] = writer
         if self._ending is not None:
             _send(writer, end=self._ending)
+        elif self._begin is not None:
+            say(f"node {node} ({where}) takes its place again")
+            _send(writer, begin=self._begin)
         elif len(self._members) == self._plan["--nnodes"]:
-            self._begin()
+            self._begin = {"master_port": self._free_port()}
+            for each in self._members.values():
+                _send(each, begin=self._begin)
         return node
 
     def _disagreement(self, node: int, plan: dict) -> str | None:
@@ -145,14 +155,11 @@ class Hub:
                     "its own")
         return None
 
-    def _begin(self) -> None:
-        self._begun = True
-        host = self._members[0].get_extra_info("sockname")[0]
-        with socket.socket(self._members[0].get_extra_info("socket").family) as probe:
-            probe.bind((host, 0))
-            port = probe.getsockname()[1]
-        for writer in self._members.values():
-            _send(writer, begin={"master_port": port})
+    def _free_port(self) -> int:
+        own = self._members[0]
+        with socket.socket(own.get_extra_info("socket").family) as probe:
+            probe.bind((own.get_extra_info("sockname")[0], 0))
+            return probe.getsockname()[1]
 
     def _take(self, node: int, message: dict) -> None:
         if "failed" in message:
@@ -164,16 +171,28 @@ class Hub:
 
     def _leave(self, node: int, writer: asyncio.StreamWriter) -> None:
         del self._members[node]
-        if self._begun:
+        self._done.discard(node)
+        if self._ending is not None:
+            if not self._members:
+                self._empty.set()
+        elif self._begin is not None:
             where = writer.get_extra_info("peername")[0]
-            self._end(f"node {node} ({where}) is gone: its launcher was killed, or the network "
-                      "does not reach it")
-        if self._ending is not None and not self._members:
-            self._empty.set()
+            gone = (f"node {node} ({where}) is gone: its launcher was killed, or the network does "
+                    "not reach it")
+            if self._replace_seconds <= 0 or node == 0:
+                self._end(gone)
+                return
+            say(f"{gone}; the job waits {self._replace_seconds:.0f} s for another launcher with "
+                f"--node-rank {node}")
+            asyncio.get_running_loop().call_later(self._replace_seconds, self._give_up, node, gone)
+
+    def _give_up(self, node: int, gone: str) -> None:
+        if node not in self._members:
+            self._end(f"{gone}; none took its place within {self._replace_seconds:.0f} s")
 
     def _expire(self) -> None:
         missing = set(range(self._plan["--nnodes"])) - set(self._members)
-        if missing and not self._begun:
+        if missing and self._begin is None:
             self._end(f"{_names(missing)} of {self._plan['--nnodes']} did not join within "
                       f"{self._seconds:.0f} s: start `tessera run` there with this --rendezvous, "
                       "or give --join-timeout more")
@@ -291,9 +310,10 @@ class Nodes:
     def _run(self, task):
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()
 
-    def serve(self, listener: socket.socket, plan: dict, seconds: float) -> None:
+    def serve(self, listener: socket.socket, plan: dict, seconds: float,
+              replace_seconds: float) -> None:
         """On node 0, before it joins."""
-        self._hub = Hub(plan, self._protection, seconds)
+        self._hub = Hub(plan, self._protection, seconds, replace_seconds)
         self._run(self._hub.serve(listener))
 
     def join(self, plan: dict, seconds: float) -> tuple[int, str]:

@@ -61,6 +61,10 @@ def _parser() -> argparse.ArgumentParser:
                        "which it reaches node 0)")
     nodes.add_argument("--join-timeout", type=float, default=600.0, metavar="SECONDS",
                        help="how long nodes wait for each other (default: 600)")
+    nodes.add_argument("--replace-timeout", type=float, default=0.0, metavar="SECONDS",
+                       help="of node 0: how long the job waits for a new launcher of a node that is "
+                       "gone (default: 0, the job ends). Other nodes must have its shards: "
+                       "HYBRID_SHARD with shard_group_size as -n")
     parser.add_argument("program", nargs=argparse.REMAINDER,
                         help="a Python script, or after -- any program; and its arguments")
     return parser
@@ -191,7 +195,7 @@ class _OneOfSeveral:
                                         ready, *self._protection.coordinator_flags(self._host))
         say(f"node 0 waits for {self._given.nnodes - 1} more at {self._given.rendezvous}, up to "
             f"{self._given.join_timeout:.0f} s")
-        self._nodes.serve(listener, plan, self._given.join_timeout)
+        self._nodes.serve(listener, plan, self._given.join_timeout, self._given.replace_timeout)
 
     def start(self) -> dict[str, str]:
         master_port, address = self._joined

@@ -41,6 +41,37 @@ if os.environ["RANK"] == "3" and not mark.exists():
     trainer.loss_of = loss_of
 trainer.main()
 """
+# With a mark's path it stands still as rank 1 in step 3, once.
+_HYBRID = """
+import pathlib, sys, threading
+import torch, tessera
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(4, 4), strategy="HYBRID_SHARD",
+                      config={"shard_group_size": 1})
+opt = tessera.AdamW(model, lr=1e-2)
+model.tessera.attach()
+rank, tries = model.tessera.rank, {}
+while model.tessera.next_step <= 6:
+    def closure():
+        step = model.tessera.next_step
+        tries[step] = tries.get(step, 0) + 1
+        if tries[step] > 1:
+            print("redone", step)
+        torch.manual_seed(10 * step + rank)
+        loss = model(torch.randn(3, 4)).square().mean()
+        mark = pathlib.Path(sys.argv[2]) if sys.argv[2:] else None
+        if mark and rank == 1 and step == 3 and not mark.exists():
+            mark.touch()
+            print("stopped")
+            threading.Event().wait()
+        loss.backward()
+        return loss
+    opt.step(closure)
+state = model.state_dict()
+if rank == 0:
+    pathlib.Path(sys.argv[1] + ".txt").write_text(
+        repr({key: [float(x).hex() for x in value.flatten()] for key, value in state.items()}))
+"""
 
 
 def enter(holder):
@@ -250,6 +281,23 @@ class NodesTest(unittest.TestCase):
         both[1].send_signal(signal.SIGINT)
         for output in self.finish_all(both, 1, 130):
             self.assertIn("node 1: interrupted; the job is ended", output)
+
+    def test_a_node_whose_shards_others_have_is_replaced_to_the_bit(self):
+        script = self.folder / "script.py"
+        script.write_text(_HYBRID)
+        folders = [str(self.folder / name) for name in ("undisturbed", "replaced")]
+        self.finish_all(self.start_both(script, folders[0], ranks=1), 0, 0)
+        again = ["--replace-timeout", 60, script, folders[1], self.folder / "mark"]
+        both = self.start_both(*again, ranks=1)
+        self.await_line(both[1], "stopped")
+        both[1].kill()
+        both.append(self.start(1, *again, ranks=1))
+        output = self.finish(both[0])
+        self.finish(both[2])
+        self.assertIn("node 1 (10.77.0.2) takes its place again", output)
+        self.assertIn("redone 3", output)
+        expected, found = map(pathlib.Path, (path + ".txt" for path in folders))
+        self.assertEqual(found.read_text(), expected.read_text())
 
     def test_a_node_that_the_network_does_not_reach_is_named(self):
         both = self.start_both("--", "sh", "-c", "echo waits; exec sleep 1000")
