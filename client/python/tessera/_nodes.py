@@ -82,9 +82,9 @@ class Hub:
         self._done: set[int] = set()
         self._begin: dict | None = None  # What was said when all had joined.
         self._ending: str | None = None
-        self._empty = asyncio.Event()
 
     async def serve(self, listener: socket.socket) -> None:
+        self._empty = asyncio.Event()
         self._listener = await asyncio.start_server(
             self._meet, sock=listener, **_tls(self._protection.server_context()))
         asyncio.get_running_loop().call_later(self._seconds, self._expire)
@@ -149,6 +149,8 @@ class Hub:
             if plan.get(option) != value:
                 return (f"it has {option} {plan.get(option)}, and node 0 has {option} {value}: "
                         "give all nodes the same")
+        if not 0 <= node < self._plan["--nnodes"]:
+            return "there is no node of this rank"
         if node in self._members:
             where = self._members[node].get_extra_info("peername")[0]
             return (f"{where} has joined as node {node} already: give each node a --node-rank of "
@@ -237,7 +239,7 @@ class Member:
         if "begin" not in answer:
             raise TesseraError(
                 answer.get("end") or f"{self._hub} has ended", "FAILED_PRECONDITION")
-        asyncio.ensure_future(self._listen())
+        self._listening = asyncio.ensure_future(self._listen())
         return answer["begin"]["master_port"], self._writer.get_extra_info("sockname")[0]
 
     async def _proof(self) -> str:
@@ -313,8 +315,9 @@ class Nodes:
     def serve(self, listener: socket.socket, plan: dict, seconds: float,
               replace_seconds: float) -> None:
         """On node 0, before it joins."""
-        self._hub = Hub(plan, self._protection, seconds, replace_seconds)
-        self._run(self._hub.serve(listener))
+        hub = Hub(plan, self._protection, seconds, replace_seconds)
+        self._run(hub.serve(listener))
+        self._hub = hub
 
     def join(self, plan: dict, seconds: float) -> tuple[int, str]:
         """As Member.join."""

@@ -22,33 +22,37 @@ class Place:
 
 
 def place() -> Place | None:
-    """Of the step that srun started, or else of the job; None: not in one, or on one node.
+    """Among the nodes of the step that srun started; None: not in one of several nodes.
 
-    Errors: FAILED_PRECONDITION  more than one launcher on a node; INVALID_ARGUMENT  a variable
+    Errors: FAILED_PRECONDITION  not started once on each node; INVALID_ARGUMENT  a variable
     """
-    if not all(name in os.environ for name in ("SLURM_JOB_ID", "SLURM_NODEID", "SLURM_NNODES")):
+    if "SLURM_JOB_ID" not in os.environ or "SLURM_NODEID" not in os.environ:
         return None
     nnodes = _number("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS")
-    in_step = "SLURM_STEP_NODELIST" in os.environ
-    if in_step and tasks is not None and int(tasks) != nnodes:
+    if nnodes == 1:
+        return None
+    # A batch script runs on the first node alone, and has no step.
+    if "SLURM_STEP_NODELIST" not in os.environ:
+        raise TesseraError(
+            f"the Slurm job has {nnodes} nodes, and this was not started by srun: use `srun "
+            "--ntasks-per-node=1 tessera run`, or --nnodes 1 for this node alone",
+            "FAILED_PRECONDITION")
+    tasks = _number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    if tasks != nnodes:
         raise TesseraError(
             f"srun starts {tasks} tasks on {nnodes} nodes: `tessera run` starts the ranks of a "
             "node itself, so give srun --ntasks-per-node=1", "FAILED_PRECONDITION")
-    if nnodes == 1:
-        return None
-    nodes = node_names(os.environ.get("SLURM_STEP_NODELIST") or
-                       os.environ.get("SLURM_JOB_NODELIST", ""))
+    nodes = node_names(os.environ["SLURM_STEP_NODELIST"])
     port = _FIRST_PORT + 2 * _number("SLURM_JOB_ID") % _PORTS
     return Place(nnodes, _number("SLURM_NODEID"), f"{nodes[0]}:{port}")
 
 
 def _number(*names: str) -> int:
-    name = next(name for name in names if name in os.environ)
+    name = next((name for name in names if name in os.environ), names[-1])
     try:
-        return int(os.environ[name])
+        return int(os.environ.get(name, ""))
     except ValueError:
-        raise TesseraError(f"{name}={os.environ[name]!r} is not a number",
+        raise TesseraError(f"{name}={os.environ.get(name, '')!r} is not a number",
                            "INVALID_ARGUMENT") from None
 
 

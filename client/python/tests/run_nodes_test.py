@@ -396,17 +396,19 @@ class NodesTest(unittest.TestCase):
         self.finish_all([leader], 130)
 
     def test_srun_says_which_node_this_is(self):
-        slurm = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "10.77.0.[1-2]",
-                 "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "10.77.0.[1-2]",
+        # As srun of Slurm 22.05 sets them. A batch script has those of the job alone.
+        job = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "10.77.0.[1-2]"}
+        slurm = {**job, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "10.77.0.[1-2]",
                  "SLURM_STEP_NUM_TASKS": "2"}
         show = "echo $RANK of $WORLD_SIZE at $TESSERA_COORDINATOR"
         both = [self.launch(node, "--insecure", "-n", 1, "--", "sh", "-c", show,
                             SLURM_NODEID=str(node), **slurm) for node in (0, 1)]
         for node, output in enumerate(self.finish_all(both, 0, 0)):
             self.assertIn(f"{node} of 2 at 10.77.0.1:20034", output)
-        process = self.launch(0, "--insecure", "-n", 1, "--", "true", SLURM_NODEID="0",
-                              **{**slurm, "SLURM_STEP_NUM_TASKS": "8"})
-        self.assertIn("srun starts 8 tasks on 2 nodes", self.finish(process, status=1))
+        for wrong, said in (({**slurm, "SLURM_STEP_NUM_TASKS": "8"}, "srun starts 8 tasks on 2"),
+                            (job, "the Slurm job has 2 nodes, and this was not started by srun")):
+            process = self.launch(0, "--insecure", "-n", 1, "--", "true", SLURM_NODEID="0", **wrong)
+            self.assertIn(said, self.finish(process, status=1))
 
 
 class ArgumentsTest(unittest.TestCase):
