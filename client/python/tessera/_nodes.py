@@ -43,10 +43,14 @@ def _send(writer: asyncio.StreamWriter, **message) -> None:
 
 
 async def _receive(reader: asyncio.StreamReader) -> dict:
-    """Empty at the end. Errors: OSError, ValueError."""
-    message = json.loads(await reader.readline() or "{}")
+    """Empty at the end. Errors: OSError; ValueError  it is not a message."""
+    line = await reader.readline()
+    try:
+        message = json.loads(line or "{}")
+    except ValueError:
+        message = None
     if not isinstance(message, dict):
-        raise ValueError("not a message")
+        raise ValueError("what answers is not `tessera run`")
     return message
 
 
@@ -228,8 +232,8 @@ class Member:
         _keep_alive(self._writer)
         try:
             if (await _receive(self._reader)).get("tessera") != "run":
-                raise ValueError("it is not `tessera run`, or of the two one has --certs and the "
-                                 "other --insecure")
+                raise ValueError("it is not `tessera run`, or was started with --certs and this "
+                                 "one was not")
             _send(self._writer, join={"node": self._node, "plan": plan,
                                       "proof": await self._proof()})
             answer = await _receive(self._reader)
@@ -258,7 +262,11 @@ class Member:
                 return await asyncio.wait_for(
                     asyncio.open_connection(*self._where, **_tls(context)), max(left, 1.0))
             except ssl.SSLError as error:
-                raise TesseraError(f"{self._hub}: TLS failed: {error}", "UNAVAILABLE") from None
+                is_certificate = isinstance(error, ssl.SSLCertVerificationError)
+                raise TesseraError(
+                    f"{self._hub}: TLS failed: {error}" +
+                    ("" if is_certificate else "; was it started with --certs too?"),
+                    "UNAVAILABLE") from None
             except (OSError, asyncio.TimeoutError) as error:
                 why = str(error) or "no answer"
             if left <= 0:
@@ -342,7 +350,14 @@ class Nodes:
         return self._member.reason or reason
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._member.close)
-        if self._hub is not None:
-            self._run(self._hub.close())
+        self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def _close(self) -> None:
+        self._member.close()
+        if self._hub is not None:
+            await self._hub.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

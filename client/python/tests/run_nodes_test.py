@@ -299,6 +299,16 @@ class NodesTest(unittest.TestCase):
         expected, found = map(pathlib.Path, (path + ".txt" for path in folders))
         self.assertEqual(found.read_text(), expected.read_text())
 
+    def test_a_node_that_nobody_replaces_in_time_ends_the_job(self):
+        both = self.start_both("--replace-timeout", 1, "--", "sh", "-c",
+                               "echo waits; exec sleep 1000")
+        for process in both:
+            self.await_line(process, "waits", times=2)
+        both[1].kill()
+        output = self.finish(both[0], status=1)
+        self.assertIn("the job waits 1 s for another launcher with --node-rank 1", output)
+        self.assertRegex(output, "node 1 .*is gone: .*; none took its place within 1 s")
+
     def test_a_node_that_the_network_does_not_reach_is_named(self):
         both = self.start_both("--", "sh", "-c", "echo waits; exec sleep 1000")
         for process in both:
