@@ -11,7 +11,7 @@ import ssl
 
 from .errors import TesseraError
 
-_HOW = "docs/operations/tls.md says how to make it"
+_HOW = "docs/guide/several-nodes.md says how to make it"
 
 
 class Certificates:

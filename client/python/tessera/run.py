@@ -28,7 +28,8 @@ import tempfile
 from . import _slurm
 from ._cluster import Cluster
 from ._daemons import Daemons
-from ._nodes import Nodes, listen, say
+from ._hub import say
+from ._nodes import Nodes, listen
 from ._protection import Certificates, Insecure
 from ._trainers import Trainers
 from .errors import TesseraError
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
                        "reach it (default: srun's first node, with a port made from the job's id)")
     nodes.add_argument("--certs", metavar="DIR",
                        help="TLS with ca.pem, node.pem and node.key in DIR, on node 0 also "
-                       "coordinator.pem and coordinator.key: docs/operations/tls.md")
+                       "coordinator.pem and coordinator.key: docs/guide/several-nodes.md")
     nodes.add_argument("--insecure-data", action="store_true",
                        help="with --certs: permit that ranks send each other data unencrypted")
     nodes.add_argument("--insecure", action="store_true",
@@ -62,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     nodes.add_argument("--join-timeout", type=float, default=600.0, metavar="SECONDS",
                        help="how long nodes wait for each other (default: 600)")
     nodes.add_argument("--replace-timeout", type=float, default=0.0, metavar="SECONDS",
-                       help="of node 0: how long the job waits for a new launcher of a node that is "
-                       "gone (default: 0, the job ends). Other nodes must have its shards: "
+                       help="of node 0: how long the job waits for a new launcher of a node that "
+                       "is gone (default: 0, the job ends). Other nodes must have its shards: "
                        "HYBRID_SHARD with shard_group_size as -n")
     parser.add_argument("program", nargs=argparse.REMAINDER,
                         help="a Python script, or after -- any program; and its arguments")
@@ -102,7 +103,7 @@ def _check_nodes(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
     if not host or not port.isdigit() or not 0 < int(port) < 65535:
         parser.error(f"--rendezvous {given.rendezvous}: not HOST:PORT with a port from 1 to 65534")
     if given.insecure == (given.certs is not None):
-        parser.error("several nodes need one of --certs DIR (TLS; docs/operations/tls.md) and "
+        parser.error("several nodes need one of --certs DIR (TLS; docs/guide/several-nodes.md) and "
                      "--insecure (for a network where every machine is trusted)")
     if given.certs is not None and not given.insecure_data:
         parser.error("--certs: TLS is for the coordinator's connections. What ranks of different "

@@ -100,7 +100,7 @@ def make_nodes():
 
 
 def make_certificates(folder, authority="ca", host=_HOSTS[0], node="alice-node", signed_by=None):
-    """A folder for --certs, as docs/operations/tls.md has it."""
+    """A folder for --certs, as docs/guide/several-nodes.md has it."""
     folder.mkdir()
 
     def openssl(*arguments):
