@@ -99,8 +99,8 @@ class Daemons:
         """Errors: UNAVAILABLE  the coordinator or the worker has ended."""
         for name, process in self.processes:
             if process.poll() is not None:
-                raise TesseraError(f"the {name} ended; its log ends:\n{self._log(name)}",
-                                   "UNAVAILABLE")
+                raise TesseraError(f"the {name} ended with status {process.returncode}; its log "
+                                   f"ends:\n{self._log(name)}", "UNAVAILABLE")
 
     def _log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]

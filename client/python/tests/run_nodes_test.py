@@ -260,6 +260,17 @@ class NodesTest(unittest.TestCase):
             self.assertIn("tessera: node 1: rank 3 exited with status 7: bad batch; the job is "
                           "ended", output)
 
+    def test_a_killed_worker_ends_the_job_on_all_nodes_and_is_named(self):
+        both = self.start_both("--", "sh", "-c", "echo waits; exec sleep 1000")
+        for process in both:
+            self.await_line(process, "waits", times=2)
+        worker, = [pid for pid in descendants_with(self.folder.name)
+                   if b"--worker-id\0node-00001\0" in pathlib.Path(
+                       f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(worker, signal.SIGKILL)
+        for output in self.finish_all(both, 1, 1):
+            self.assertIn("node 1: the worker ended with status -9; its log ends:", output)
+
     def test_a_killed_launcher_is_named_by_the_others_and_leaves_no_process(self):
         for killed, survivor in ((1, 0), (0, 1)):
             with self.subTest(killed=killed):
