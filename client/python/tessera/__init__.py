@@ -16,7 +16,8 @@ Parameters are readable while their unit runs; elsewhere a read raises OutsideWi
 values: model.state_dict(), model.tessera.summon_full_params(). Files: tessera.save, tessera.load.
 
 Run it with `python train.py` (one rank), `torchrun --nproc-per-node 4 train.py`, or
-`tessera run -n 4 train.py`, which also starts a rank again that was killed.
+`tessera run -n 4 train.py`, which also starts a rank again that was killed, and runs over several
+nodes (`tessera run --help`).
 """
 
 from __future__ import annotations

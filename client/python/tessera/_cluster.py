@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
-import ctypes
 import dataclasses
 import hashlib
 import os
 import pathlib
-import queue
 import shutil
-import signal
-import subprocess
 import tempfile
-import threading
 import time
 
+from ._daemons import Daemons
 from .errors import TesseraError
 
-_WAIT_SECONDS = 60.0
 _WAIT_FOR_RANK_0_SECONDS = 600.0  # It may have more to do before it attaches.
 
 
@@ -82,8 +76,9 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
     """Finds the job's coordinator and worker. Arguments come before the environment.
 
     TESSERA_COORDINATOR, TESSERA_WORKER, TESSERA_JOB and RANK, WORLD_SIZE, LOCAL_RANK are what
-    `tessera run` sets. With torchrun's variables alone the ranks of one node make a cluster of
-    their own; with none of them this process is a job of one rank.
+    `tessera run` sets; over several nodes also TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or
+    TESSERA_INSECURE_CONNECT=1. With torchrun's variables alone the ranks of one node make a
+    cluster of their own; with none of them this process is a job of one rank.
     tls: paths of certificate, key and CA, as PEM.
     timeouts: seconds, by "attach" (to the worker; 60), "operation" (of each wait for other ranks;
       600: more where one rank does something long alone) and "recover" (after a death; 120).
@@ -108,6 +103,7 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
     if (coordinator is None) != (worker is None):
         raise TesseraError("the addresses of both coordinator and worker are needed, or of neither",
                            "INVALID_ARGUMENT")
+    tls, insecure = protection(tls, insecure)
     _check_one_node(coordinator, world_size)
     unknown = set(timeouts or {}) - {"attach", "operation", "recover"}
     if unknown:
@@ -119,9 +115,14 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
     return _context
 
 
-def programs_folder() -> pathlib.Path:
-    given = os.environ.get("TESSERA_PROGRAMS")
-    return pathlib.Path(given) if given else pathlib.Path(__file__).parent / "bin"
+def protection(tls: tuple[str, str, str] | None,
+               insecure: bool) -> tuple[tuple[str, str, str] | None, bool]:
+    """What was given, or else what the environment says."""
+    if tls or insecure:
+        return tls, insecure
+    names = ("TESSERA_TLS_CERT", "TESSERA_TLS_KEY", "TESSERA_TLS_CA")
+    paths = tuple(os.environ.get(name, "") for name in names)
+    return paths if any(paths) else None, os.environ.get("TESSERA_INSECURE_CONNECT") == "1"
 
 
 def _check_one_node(coordinator: str | None, world_size: int) -> None:
@@ -129,7 +130,8 @@ def _check_one_node(coordinator: str | None, world_size: int) -> None:
     if coordinator is None and local_size is not None and local_size != world_size:
         raise TesseraError(
             f"this node has {local_size} of {world_size} ranks: a job over several nodes needs a "
-            "coordinator and workers: start them and set TESSERA_COORDINATOR and TESSERA_WORKER",
+            "coordinator and workers: `tessera run --nnodes` starts them; or start them and set "
+            "TESSERA_COORDINATOR and TESSERA_WORKER",
             "FAILED_PRECONDITION")
 
 
@@ -177,105 +179,23 @@ def _await(path: pathlib.Path, what: str) -> None:
         time.sleep(0.02)
 
 
-_prctl = ctypes.CDLL(None).prctl  # Loaded here: a child may not, before exec.
-
-
-def _die_with_parent() -> None:
-    # In the child, before exec: it ends when the thread that started it does.
-    _prctl(1, signal.SIGTERM)
-
-
-class _Starter:
-    """A thread that lives as long as the process, and starts its children."""
-
-    def __init__(self):
-        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True, name="tessera-children").start()
-
-    def _run(self) -> None:
-        while True:
-            task = self._tasks.get()
-            task()
-
-    def popen(self, *args, **kwargs) -> subprocess.Popen:
-        made: concurrent.futures.Future = concurrent.futures.Future()
-
-        def start():
-            try:
-                made.set_result(subprocess.Popen(*args, **kwargs))  # pylint: disable=R1732
-            except BaseException as error:  # pylint: disable=broad-except
-                made.set_exception(error)
-
-        self._tasks.put(start)
-        return made.result()
-
-
-class Cluster:
-    """A coordinator and a worker, children of this process, until it ends."""
+class Cluster(Daemons):
+    """A coordinator and a worker for the ranks of this node alone."""
 
     def __init__(self, folder: pathlib.Path, ranks: int, gpu: int | None = None):
-        self.folder, self.processes, self._starter = folder, [], _Starter()
-        programs = programs_folder()
-        for name in ("tessera-coordinator", "tessera-worker", "tessera-executor"):
-            if not (programs / name).exists():
-                raise TesseraError(f"{programs / name} does not exist: the package is incomplete",
-                                   "NOT_FOUND")
-        coordinator, sockets = folder / "coordinator.sock", folder / "sockets"
-        sockets.mkdir(mode=0o700)
+        super().__init__(folder)
+        coordinator = folder / "coordinator.sock"
         try:
-            self._start("coordinator", [programs / "tessera-coordinator", "--listen",
-                                        f"unix:{coordinator}", "--ephemeral"])
-            self._ready(coordinator)
-            self._start("worker", [
-                programs / "tessera-worker", "--coordinator", f"unix:{coordinator}", "--worker-id",
-                "local", "--devices", str(ranks), "--keep-memory", "0", "--socket-dir", sockets,
-                "--executor-binary", programs / "tessera-executor",
-                *([] if gpu is None else ["--gpu", str(gpu)])])
-            self._ready(sockets / "worker.sock")
+            self.start_coordinator(coordinator, "--listen", f"unix:{coordinator}")
+            self.start_worker(f"unix:{coordinator}", "local", ranks,
+                              *([] if gpu is None else ["--gpu", gpu]))
         except BaseException:
             self.stop()
             raise
         (folder / "ready").touch()
 
-    def _start(self, name: str, command) -> None:
-        with open(self.folder / f"{name}.log", "wb") as log:
-            self.processes.append((name, self._starter.popen(
-                [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, preexec_fn=_die_with_parent)))
-
-    def _ready(self, path: pathlib.Path) -> None:
-        deadline = time.monotonic() + _WAIT_SECONDS
-        name, process = self.processes[-1]
-        while not path.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise TesseraError(f"the {name} did not start; its log ends:\n{self._log(name)}",
-                                   "UNAVAILABLE")
-            time.sleep(0.01)
-
     def addresses(self) -> dict[str, str]:
         return addresses_in(self.folder)
-
-    def check(self) -> None:
-        """Errors: UNAVAILABLE  the coordinator or the worker has ended."""
-        for name, process in self.processes:
-            if process.poll() is not None:
-                raise TesseraError(f"the {name} ended; its log ends:\n{self._log(name)}",
-                                   "UNAVAILABLE")
-
-    def _log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
-
-    def stop(self) -> None:
-        for _, process in reversed(self.processes):
-            process.terminate()
-        for _, process in self.processes:
-            try:
-                process.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self.processes.clear()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 # Runs after what later modules register: a model detaches before its cluster ends.

@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from . import _plan, _tensors
+from . import _cluster, _plan, _tensors
 from ._library import LiveOptions, Tensor, lib
 from .errors import TesseraError
 
@@ -32,7 +32,8 @@ def read(job: str | None = None, include=(), exclude=(), *, dtype: torch.dtype |
         state = tessera.live.read("train", coordinator="unix:/run/tessera-coordinator/coordinator.sock")
         model.load_state_dict(state.tensors)
 
-    job, coordinator: None: TESSERA_JOB and TESSERA_COORDINATOR of the environment.
+    job, coordinator: None: TESSERA_JOB and TESSERA_COORDINATOR of the environment. tls, insecure: as
+      init()'s.
     include, exclude: patterns of names; "*" is any text, "?" any one byte. No include: all.
     dtype: what parameters and moments are rounded to; None: as the job keeps them.
     moments: the optimizer's state too, as "state.NAME.exp_avg".
@@ -47,6 +48,7 @@ def read(job: str | None = None, include=(), exclude=(), *, dtype: torch.dtype |
     if dtype is not None and dtype not in _DTYPES:
         raise TesseraError(f"dtype: {dtype} is not float32, bfloat16 or float16",
                            "INVALID_ARGUMENT")
+    tls, insecure = _cluster.protection(tls, insecure)
     options = LiveOptions(
         coordinator_address=coordinator.encode(), job_id=job.encode(), insecure_connect=insecure,
         include=_texts(include), num_include=len(include), exclude=_texts(exclude),

@@ -1,189 +1,266 @@
-"""Starts a coordinator, a worker and N trainers on this node, and ends them together.
+"""Starts a coordinator, workers and the ranks' trainers, and ends them together.
 
-    python -m tessera.run -n 4 train.py --its --arguments
-    python -m tessera.run -n 4 -- ./my_trainer --its --arguments
+on one node:
+    tessera run -n 4 train.py --its --arguments
+    tessera run -n 4 -- ./my_trainer --its --arguments
+
+on several, once on each; HOST is node 0, which uses PORT and PORT + 1:
+    tessera run --nnodes 8 --node-rank $I --rendezvous HOST:PORT --insecure -n 4 train.py
+    srun --ntasks-per-node=1 tessera run --insecure -n 4 train.py
 
 A trainer that a signal killed is started again, and goes on with the step that was undone. One that
-exits with an error ends the job. Lines of trainers begin with [rank]. Trainers see torchrun's
-variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) and TESSERA_COORDINATOR, TESSERA_WORKER,
-TESSERA_JOB. Exit status: 0 if all trainers exited with 0; 1; 130 after Ctrl-C.
+exits with an error ends the job, on all nodes. So does a node that is gone. Lines of trainers begin
+with [rank]. Trainers see torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+GROUP_RANK, MASTER_ADDR, MASTER_PORT) and TESSERA_COORDINATOR, TESSERA_WORKER, TESSERA_JOB, over
+several nodes also TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or TESSERA_INSECURE_CONNECT.
+Exit status: 0 if all trainers exited with 0; 1; 2 for wrong arguments; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
 import pathlib
 import signal
-import subprocess
 import socket
 import sys
 import tempfile
-import threading
 
-_STOP_SECONDS = 10.0
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-class _Trainers:
-    """The processes of the ranks. Each has a thread that waits for it and passes its lines on."""
-
-    def __init__(self, command, ranks: int, addresses: dict, max_restarts: int):
-        self._command, self._ranks, self._addresses = command, ranks, addresses
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        self._restarts_left = max_restarts
-        self._lock = threading.Lock()
-        self._output_lock = threading.Lock()
-        self._processes: list[subprocess.Popen | None] = [None] * ranks
-        self._left, self._ending = ranks, False
-        self.failed: str | None = None
-        self.ended = threading.Event()
-
-    def start(self) -> None:
-        for rank in range(self._ranks):
-            threading.Thread(target=self._look_after, args=(rank,), daemon=True).start()
-
-    def _start(self, rank: int) -> subprocess.Popen | None:
-        environment = {
-            **os.environ, **self._addresses, "RANK": str(rank), "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(self._ranks), "LOCAL_WORLD_SIZE": str(self._ranks),
-            # For torch.distributed, which the training code may use beside this.
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port),
-            "PYTHONUNBUFFERED": "1"}
-        with self._lock:
-            if self._ending:
-                return None
-            # A thread's death does not count as the parent's: these threads live until the end.
-            process = subprocess.Popen(  # pylint: disable=consider-using-with
-                self._command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, preexec_fn=_die_with_parent, start_new_session=True)
-            self._processes[rank] = process
-            return process
-
-    def _look_after(self, rank: int) -> None:
-        try:
-            while True:
-                process = self._start(rank)
-                if process is None:
-                    return
-                for line in process.stdout:
-                    self._say(f"[{rank}] ".encode() + line)
-                status = process.wait()
-                if not self._is_to_be_replaced(rank, status):
-                    return
-        except OSError as error:
-            self._fail(f"rank {rank} cannot be started: {error}")
-        finally:
-            with self._lock:
-                self._left -= 1
-                if self._left == 0:
-                    self.ended.set()
-
-    def _is_to_be_replaced(self, rank: int, status: int) -> bool:
-        if status == 0 or self._ending:
-            return False
-        if status > 0:
-            self._fail(f"rank {rank} exited with status {status}")
-            return False
-        name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
-        with self._lock:
-            self._restarts_left -= 1
-            out_of_restarts = self._restarts_left < 0
-        if out_of_restarts:
-            self._fail(f"rank {rank} was killed by {name}, and --max-restarts is used up")
-            return False
-        self._say(f"tessera: rank {rank} was killed by {name}; it is started again\n".encode())
-        return True
-
-    def _say(self, line: bytes) -> None:
-        with self._output_lock:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-
-    def _fail(self, reason: str) -> None:
-        with self._lock:
-            if self.failed is None and not self._ending:
-                self.failed = reason
-        self.ended.set()
-
-    def stop(self) -> None:
-        with self._lock:
-            self._ending = True
-            alive = [p for p in self._processes if p is not None and p.poll() is None]
-        for process in alive:
-            process.terminate()
-        for process in alive:
-            try:
-                process.wait(timeout=_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass
-            # What it started, too: data loaders, say.
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+from . import _slurm
+from ._cluster import Cluster
+from ._daemons import Daemons
+from ._hub import say
+from ._nodes import Nodes, listen
+from ._protection import Certificates, Insecure
+from ._trainers import Trainers
+from .errors import TesseraError
 
 
-def _parse(arguments):
-    parser = argparse.ArgumentParser(prog="python -m tessera.run", description=__doc__,
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tessera run", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", "--nproc-per-node", type=int, required=True, help="number of ranks")
+    parser.add_argument("-n", "--nproc-per-node", type=int, required=True,
+                        help="number of ranks of this node; the same on all")
     parser.add_argument("--max-restarts", type=int, default=100,
-                        help="of killed trainers, all together (default: 100)")
+                        help="of killed trainers of this node, all together (default: 100)")
     parser.add_argument("--job", default="train", help="the job's name (default: train)")
+    nodes = parser.add_argument_group("several nodes")
+    nodes.add_argument("--nnodes", type=int, help="number of nodes (default: srun's, or 1)")
+    nodes.add_argument("--node-rank", type=int, metavar="I",
+                       help="this node's, from 0 (default: srun's)")
+    nodes.add_argument("--rendezvous", metavar="HOST:PORT",
+                       help="address of node 0 where the coordinator listens, and where all nodes "
+                       "reach it (default: srun's first node, with a port made from the job's id)")
+    nodes.add_argument("--certs", metavar="DIR",
+                       help="TLS with ca.pem, node.pem and node.key in DIR, on node 0 also "
+                       "coordinator.pem and coordinator.key: docs/guide/several-nodes.md")
+    nodes.add_argument("--insecure-data", action="store_true",
+                       help="with --certs: permit that ranks send each other data unencrypted")
+    nodes.add_argument("--insecure", action="store_true",
+                       help="no TLS: for a network where every machine is trusted")
+    nodes.add_argument("--data-host", metavar="IP",
+                       help="this node's address for ranks of other nodes (default: the one from "
+                       "which it reaches node 0)")
+    nodes.add_argument("--join-timeout", type=float, default=600.0, metavar="SECONDS",
+                       help="how long nodes wait for each other (default: 600)")
+    nodes.add_argument("--replace-timeout", type=float, default=0.0, metavar="SECONDS",
+                       help="of node 0: how long the job waits for a new launcher of a node that "
+                       "is gone (default: 0, the job ends). Other nodes must have its shards: "
+                       "HYBRID_SHARD with shard_group_size as -n")
     parser.add_argument("program", nargs=argparse.REMAINDER,
                         help="a Python script, or after -- any program; and its arguments")
+    return parser
+
+
+def _parse(arguments) -> argparse.Namespace:
+    parser = _parser()
     given = parser.parse_args(arguments)
-    is_any_program = given.program[:1] == ["--"]
-    command = given.program[1:] if is_any_program else given.program
-    if not command:
+    if given.program in ([], ["--"]):
         parser.error("which program?")
     if given.nproc_per_node < 1:
         parser.error("-n: at least 1 rank")
-    if not is_any_program:
-        if not pathlib.Path(command[0]).is_file():
-            parser.error(f"{command[0]}: no such file; put -- before a program that is not a Python script")
-        command = [sys.executable, *command]
-    return given, command
+    slurm = _slurm.place() if given.nnodes is None else None
+    if slurm is not None:
+        given.nnodes, given.node_rank = slurm.nnodes, slurm.node_rank
+        given.rendezvous = given.rendezvous or slurm.rendezvous
+    given.nnodes = 1 if given.nnodes is None else given.nnodes
+    if given.nnodes < 1:
+        parser.error("--nnodes: at least 1 node")
+    if given.nnodes > 1:
+        _check_nodes(parser, given)
+    else:
+        given.node_rank = 0
+    return given
+
+
+def _check_nodes(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    if given.node_rank is None or given.rendezvous is None:
+        parser.error(f"--nnodes {given.nnodes} needs --node-rank I, from 0 to {given.nnodes - 1}, "
+                     "and --rendezvous HOST:PORT, an address of node 0")
+    if not 0 <= given.node_rank < given.nnodes:
+        parser.error(f"--node-rank {given.node_rank}: of {given.nnodes} nodes it is from 0 to "
+                     f"{given.nnodes - 1}")
+    host, _, port = given.rendezvous.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65535:
+        parser.error(f"--rendezvous {given.rendezvous}: not HOST:PORT with a port from 1 to 65534")
+    if given.insecure == (given.certs is not None):
+        parser.error("several nodes need one of --certs DIR (TLS; docs/guide/several-nodes.md) and "
+                     "--insecure (for a network where every machine is trusted)")
+    if given.certs is not None and not given.insecure_data:
+        parser.error("--certs: TLS is for the coordinator's connections. What ranks of different "
+                     "nodes send each other is not encrypted: add --insecure-data to permit that")
+
+
+def _command(given: argparse.Namespace) -> list[str]:
+    if given.program[0] == "--":
+        return given.program[1:]
+    if not pathlib.Path(given.program[0]).is_file():
+        raise TesseraError(f"{given.program[0]}: no such file on {socket.gethostname()}; put -- "
+                           "before a program that is not a Python script", "NOT_FOUND")
+    return [sys.executable, *given.program]
+
+
+def _environments(given: argparse.Namespace, common: dict[str, str]) -> dict[int, dict[str, str]]:
+    """Of this node's trainers, by rank."""
+    local = given.nproc_per_node
+    first = given.node_rank * local
+    return {first + index: {
+        **common, "TESSERA_JOB": given.job, "RANK": str(first + index), "LOCAL_RANK": str(index),
+        "WORLD_SIZE": str(given.nnodes * local), "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(given.node_rank)} for index in range(local)}
+
+
+class _OneNode:
+    """A job that needs nothing of other machines."""
+
+    def __init__(self, given: argparse.Namespace, folder: pathlib.Path):
+        self._given, self._folder, self._cluster = given, folder, None
+
+    def join(self) -> None:
+        pass
+
+    def start(self) -> dict[str, str]:
+        """What trainers find in their environment."""
+        self._cluster = Cluster(self._folder, self._given.nproc_per_node)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        # For torch.distributed, which the training code may use as well.
+        return {**self._cluster.addresses(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    def check(self) -> None:
+        self._cluster.check()
+
+    def finish(self) -> None:
+        pass
+
+    def fail(self, reason: str) -> str:
+        return reason
+
+    def stop(self) -> None:
+        if self._cluster is not None:
+            self._cluster.stop()
+
+
+class _OneOfSeveral:
+    """One of the nodes of a job. Node 0 has the coordinator."""
+
+    def __init__(self, given: argparse.Namespace, folder: pathlib.Path):
+        self._given, self._folder = given, folder
+        host, _, port = given.rendezvous.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._protection = (Insecure() if given.insecure else
+                            Certificates(given.certs, given.insecure_data))
+        self._daemons = Daemons(folder)
+        self._nodes = Nodes(given.node_rank, (self._host, self._port + 1), self._protection)
+        self._joined = None
+
+    def join(self) -> None:
+        """Waits for all nodes, which come in any order."""
+        plan = {"--nnodes": self._given.nnodes, "-n": self._given.nproc_per_node,
+                "--job": self._given.job}
+        if self._given.node_rank == 0:
+            self._lead(plan)
+        self._joined = self._nodes.join(plan, self._given.join_timeout)
+
+    def _lead(self, plan: dict) -> None:
+        listener = listen(self._host, self._port + 1)
+        found = listener.getsockname()[0]
+        if found.startswith("127.") and found != self._host and self._host != "localhost":
+            raise TesseraError(
+                f"--rendezvous: {self._host} is {found} on this node, which other nodes do not "
+                "reach: give an address of this node's network, or correct /etc/hosts",
+                "INVALID_ARGUMENT")
+        listen(self._host, self._port).close()  # Says better than the coordinator what is wrong.
+        ready = self._folder / "port"
+        self._daemons.start_coordinator(ready, "--listen", self._given.rendezvous, "--port-file",
+                                        ready, *self._protection.coordinator_flags(self._host))
+        say(f"node 0 waits for {self._given.nnodes - 1} more at {self._given.rendezvous}, up to "
+            f"{self._given.join_timeout:.0f} s")
+        self._nodes.serve(listener, plan, self._given.join_timeout, self._given.replace_timeout)
+
+    def start(self) -> dict[str, str]:
+        master_port, address = self._joined
+        # Ranks go to workers in the order of the workers' ids.
+        self._daemons.start_worker(
+            self._given.rendezvous, f"node-{self._given.node_rank:05}", self._given.nproc_per_node,
+            "--data-host", self._given.data_host or address, *self._protection.worker_flags())
+        return {**self._protection.environment(), "TESSERA_COORDINATOR": self._given.rendezvous,
+                "TESSERA_WORKER": self._daemons.worker_address, "MASTER_ADDR": self._host,
+                "MASTER_PORT": str(master_port)}
+
+    def check(self) -> None:
+        self._nodes.check()
+        self._daemons.check()
+
+    def finish(self) -> None:
+        self._nodes.finish()
+
+    def fail(self, reason: str) -> str:
+        return self._nodes.fail(reason) if self._joined else reason
+
+    def stop(self) -> None:
+        self._nodes.close()
+        self._daemons.stop()
+
+
+def _run(given: argparse.Namespace, node) -> int:
+    trainers = None
+    try:
+        node.join()
+        command = _command(given)
+        trainers = Trainers(command, _environments(given, node.start()), given.max_restarts)
+        trainers.start()
+        while not trainers.ended.wait(0.2):
+            node.check()
+        if trainers.failed is not None:
+            raise TesseraError(trainers.failed)
+        node.finish()
+        return 0
+    except KeyboardInterrupt:
+        say(f"{node.fail('interrupted')}; the job is ended")
+        return 130
+    except TesseraError as error:
+        say(f"{node.fail(str(error))}; the job is ended")
+        return 1
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        if trainers is not None:
+            trainers.stop()
+        node.stop()
 
 
 def main(arguments=None) -> int:
-    given, command = _parse(arguments)
     # SIGTERM, as Ctrl-C: everything is ended.
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-    from . import _cluster
-    with tempfile.TemporaryDirectory(prefix="tessera-run-") as folder:
-        cluster = trainers = None
-        try:
-            cluster = _cluster.Cluster(pathlib.Path(folder), given.nproc_per_node)
-            trainers = _Trainers(command, given.nproc_per_node,
-                                 {**cluster.addresses(), "TESSERA_JOB": given.job},
-                                 given.max_restarts)
-            trainers.start()
-            while not trainers.ended.wait(0.2):
-                cluster.check()
-            if trainers.failed is None:
-                return 0
-            print(f"tessera: {trainers.failed}; the job is ended", file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            print("tessera: interrupted; the job is ended", file=sys.stderr)
-            return 130
-        except _cluster.TesseraError as error:
-            print(f"tessera: {error}", file=sys.stderr)
-            return 1
-        finally:
-            if trainers is not None:
-                trainers.stop()
-            if cluster is not None:
-                cluster.stop()
+    try:
+        given = _parse(arguments)
+        with tempfile.TemporaryDirectory(prefix="tessera-run-") as folder:
+            return _run(given, (_OneNode if given.nnodes == 1 else _OneOfSeveral)(
+                given, pathlib.Path(folder)))
+    except TesseraError as error:
+        say(str(error))
+        return 1
 
 
 if __name__ == "__main__":

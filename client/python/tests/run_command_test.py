@@ -85,11 +85,17 @@ class RunCommandTest(unittest.TestCase):
         for key, value in torch.load(killed).items():
             self.assertTrue(torch.equal(value, expected[key]), key)
 
+    def test_a_killed_trainer_whose_child_has_its_output_open_is_started_again(self):
+        script = (f"[ -e {self.folder}/mark ] && exit; touch {self.folder}/mark; sleep 1000 & "
+                  "kill -9 $$")
+        output = self.finish(run("-n", 1, "--", "sh", "-c", script, env=self.environment))
+        self.assertIn("rank 0 was killed by SIGKILL; it is started again", output)
+
     def test_an_error_of_a_trainer_ends_the_job_with_its_message(self):
         output = self.finish(run("-n", 2, _TRAINER, self.folder / "x.pt", 6, -3,
                                  env=self.environment), status=1)
         self.assertIn("ValueError: bad batch", output)
-        self.assertRegex(output, r"tessera: rank [01] exited with status 1; the job is ended")
+        self.assertRegex(output, r"tessera: rank [01] exited with status 1: .*bad batch.*; the job is ended")
 
     def test_interrupting_it_leaves_nothing(self):
         script = self.script("import signal, os\nprint('waits', flush=True)\nsignal.pause()\n")

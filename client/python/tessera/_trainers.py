@@ -1,0 +1,131 @@
+"""The trainers that a launcher starts on its node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+from ._daemons import die_with_parent
+
+_STOP_SECONDS = 10.0
+_MAX_LAST_LINE = 500
+
+
+def _kill_group(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+class _Output(threading.Thread):
+    """Passes a process's lines on, and has the last one that says something."""
+
+    def __init__(self, process: subprocess.Popen, say):
+        super().__init__(daemon=True)
+        self._process, self._say, self.last = process, say, b""
+        self.start()
+
+    def run(self) -> None:
+        for line in self._process.stdout:
+            self.last = line.strip() or self.last
+            self._say(line)
+
+
+class Trainers:
+    """A process for each rank, and a thread that waits for it."""
+
+    def __init__(self, command, environments: dict[int, dict[str, str]], max_restarts: int):
+        """environments: by rank, what is set in addition to this process's."""
+        self._command, self._environments = command, environments
+        self._restarts_left = max_restarts
+        self._lock = threading.Lock()
+        self._output_lock = threading.Lock()
+        self._processes: dict[int, subprocess.Popen] = {}
+        self._left, self._ending = len(environments), False
+        self.failed: str | None = None
+        self.ended = threading.Event()
+
+    def start(self) -> None:
+        for rank in self._environments:
+            threading.Thread(target=self._look_after, args=(rank,), daemon=True).start()
+
+    def _start(self, rank: int) -> subprocess.Popen | None:
+        environment = {**os.environ, **self._environments[rank], "PYTHONUNBUFFERED": "1"}
+        with self._lock:
+            if self._ending:
+                return None
+            # A thread's death does not count as the parent's: these threads live until the end.
+            process = subprocess.Popen(  # pylint: disable=consider-using-with
+                self._command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=lambda: die_with_parent(signal.SIGKILL))
+            self._processes[rank] = process
+            return process
+
+    def _look_after(self, rank: int) -> None:
+        try:
+            while True:
+                process = self._start(rank)
+                if process is None:
+                    return
+                output = _Output(process, lambda line: self._say(f"[{rank}] ".encode() + line))
+                status = process.wait()
+                if status < 0:
+                    _kill_group(process)  # Its data loaders, say, which have its output open.
+                output.join()
+                if not self._is_to_be_replaced(rank, status, output.last):
+                    return
+        except OSError as error:
+            self._fail(f"rank {rank} cannot be started: {error}")
+        finally:
+            with self._lock:
+                self._left -= 1
+                if self._left == 0:
+                    self.ended.set()
+
+    def _is_to_be_replaced(self, rank: int, status: int, last: bytes) -> bool:
+        if status == 0 or self._ending:
+            return False
+        if status > 0:
+            said = last.decode("utf-8", "replace")[:_MAX_LAST_LINE]
+            self._fail(f"rank {rank} exited with status {status}" + (f": {said}" if said else ""))
+            return False
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+        with self._lock:
+            self._restarts_left -= 1
+            out_of_restarts = self._restarts_left < 0
+        if out_of_restarts:
+            self._fail(f"rank {rank} was killed by {name}, and --max-restarts is used up")
+            return False
+        self._say(f"tessera: rank {rank} was killed by {name}; it is started again\n".encode())
+        return True
+
+    def _say(self, line: bytes) -> None:
+        with self._output_lock:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+
+    def _fail(self, reason: str) -> None:
+        with self._lock:
+            if self.failed is None and not self._ending:
+                self.failed = reason
+        self.ended.set()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._ending = True
+            alive = [p for p in self._processes.values() if p.poll() is None]
+        for process in alive:
+            process.terminate()
+        for process in alive:
+            try:
+                process.wait(timeout=_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+            # What it started, too: data loaders, say.
+            _kill_group(process)
+            process.wait()
