@@ -30,6 +30,7 @@ struct Flags {
   std::vector<std::string> coordinators;  // Hosts.
   std::vector<std::string> workers;       // ID or ID=HOST.
   std::vector<std::string> users, operators, readers;
+  std::string nodes;  // The owner of jobs that `tessera run` starts; empty: none.
   int64_t days = 365;
 };
 
@@ -137,9 +138,13 @@ absl::StatusOr<std::vector<Wanted>> WantedBy(const Flags& flags) {
   RETURN_IF_ERROR(add_people(flags.users, "user"));
   RETURN_IF_ERROR(add_people(flags.operators, "operator"));
   RETURN_IF_ERROR(add_people(flags.readers, "reader"));
+  if (!flags.nodes.empty()) {
+    RETURN_IF_ERROR(CheckWorkerId("--nodes", flags.nodes));
+    wanted.push_back({"node", {flags.nodes, {}, valid_for}});
+  }
   if (!wanted.empty()) return wanted;
   return absl::InvalidArgumentError(
-      "certs make: for whom? --coordinator HOST, --worker ID=HOST, --user NAME");
+      "certs make: for whom? --coordinator HOST, --worker ID=HOST, --user NAME, --nodes NAME");
 }
 
 absl::Status Run(const Flags& flags, const Console& console) {
@@ -174,6 +179,8 @@ void RegisterCertsCommand(CLI::App* app, RunCommand* selected) {
   command->add_option("--worker", flags->workers,
                       "a worker's ID=HOST, or its id, which is its host; may be repeated");
   command->add_option("--user", flags->users, "a name that owns jobs; may be repeated");
+  command->add_option("--nodes", flags->nodes,
+                      "a name that owns jobs of `tessera run`: the file that all nodes share");
   command->add_option("--operator", flags->operators,
                       "a name for the file of one who may do everything; may be repeated");
   command->add_option("--reader", flags->readers,

@@ -68,9 +68,9 @@ class CertsCommandTest : public testing::Test {
 TEST_F(CertsCommandTest, WhatItMakesConnectsACluster) {
   const CommandResult made =
       Make({"--coordinator", "127.0.0.1", "--coordinator", "head.example", "--worker",
-            "node1=127.0.0.1", "--user", "alice", "--operator", "carol"});
+            "node1=127.0.0.1", "--user", "alice", "--operator", "carol", "--nodes", "dave"});
   ASSERT_EQ(made.exit_code, 0) << made.err;
-  for (const char* client : {"worker-node1", "user-alice", "operator-carol"})
+  for (const char* client : {"worker-node1", "user-alice", "operator-carol", "node"})
     EXPECT_TRUE(Connects(FilesOf("coordinator"), FilesOf(client))) << client;
   EXPECT_TRUE(Connects(FilesOf("worker-node1"), FilesOf("user-alice"))) << "workers serve too";
   EXPECT_FALSE(Connects(FilesOf("user-alice"), FilesOf("worker-node1")))
