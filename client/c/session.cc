@@ -209,6 +209,9 @@ int tessera_initialized(const tessera_session* session) {
   return session->session->initialized() ? 1 : 0;
 }
 int64_t tessera_next_step(const tessera_session* session) { return session->session->next_step(); }
+int64_t tessera_epoch(const tessera_session* session) {
+  return session->session->state().client.epoch();
+}
 int64_t tessera_num_writes(const tessera_session* session) {
   return session->session->num_writes();
 }

@@ -128,6 +128,8 @@ TESSERA_API int tessera_gpu(const tessera_session* session);
 TESSERA_API int tessera_session_layout_json(const tessera_session* session, char** out);
 TESSERA_API int tessera_initialized(const tessera_session* session);
 TESSERA_API int64_t tessera_next_step(const tessera_session* session);
+/* The job's epoch that the session is in: another one after a process of the job died. */
+TESSERA_API int64_t tessera_epoch(const tessera_session* session);
 /* How often tessera_write_parameters has been committed in the job's life. */
 TESSERA_API int64_t tessera_num_writes(const tessera_session* session);
 /* Shows `count` numbers as the rank's, such as "loss", instead of those reported before: in GetJob

@@ -172,6 +172,7 @@ _VALUES = {
     "gpu": (_I, [_P]),
     "initialized": (_I, [_P]),
     "next_step": (_L, [_P]),
+    "epoch": (_L, [_P]),
     "num_writes": (_L, [_P]),
     "within_step": (_I, [_P]),
     "compute_dtype": (_I, [_P, _I]),

@@ -93,7 +93,8 @@ class JobOptimizer(torch.optim.Optimizer):
         def take():
             groups = [self._numbers(group) for group in self.param_groups]
             self.last = self.sharded.take_step(_sharded.Sharded.step_options(
-                groups, weight=weight, skip_non_finite=skip_non_finite))
+                groups, divisor=self._divisor, weight=weight,
+                skip_non_finite=skip_non_finite or self._divisor != 1.0))
 
         if closure is None:
             take()
@@ -107,6 +108,7 @@ class JobOptimizer(torch.optim.Optimizer):
         return self.sharded.run_step(body)
 
     last: StepResult | None = None
+    _divisor = 1.0  # By which the step divides gradients: a GradScaler's scale.
 
     @property
     def last_grad_norm(self) -> float:
@@ -119,7 +121,9 @@ class JobOptimizer(torch.optim.Optimizer):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Clips the step's gradient on all ranks, and returns its norm before. Collective."""
         norm = C.c_double()
-        options = _sharded.Sharded.step_options([self._numbers(g) for g in self.param_groups])
+        options = _sharded.Sharded.step_options(
+            [self._numbers(g) for g in self.param_groups], divisor=self._divisor,
+            skip_non_finite=self._divisor != 1.0)
         lib.clip_grad_norm(self.sharded.session, float(max_norm), float(norm_type),
                            C.byref(options), C.byref(norm))
         return norm.value

@@ -116,6 +116,21 @@ class RanksTest(unittest.TestCase):
         for key, value in torch.load(out).items():
             self.assertTrue(torch.equal(value, undisturbed[key]), key)
 
+    def test_a_trainer_that_is_replaced_takes_over_the_gradients_scale(self):
+        addresses = {**self.cluster("scale", 2), "TEST_SCALER": "1"}
+        out = self.folder / "scale.pt"
+        survivor = self.start(0, 2, addresses, out)
+        victim = self.start(1, 2, addresses, out, stop_at=5)
+        for line in victim.stdout:
+            if line.startswith("stopped"):
+                break
+        victim.kill()
+        victim.wait()
+        replacement = self.start(1, 2, addresses, out)
+        for process in (survivor, replacement):
+            # 12 steps, and twice as large after every second one.
+            self.assertIn(f"scale {2.0 ** 16}", self.finish(process))
+
     def test_an_error_of_one_rank_is_every_ranks(self):
         addresses, out = self.cluster("error", 2), self.folder / "error.pt"
         first = self.start(0, 2, addresses, out)

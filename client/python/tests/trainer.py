@@ -50,6 +50,8 @@ def main():
     tessera.init()
     model = tessera.shard(make_model(), Block)
     optimizer = tessera.AdamW(model, lr=1e-2)
+    scaler = tessera.GradScaler(optimizer, init_scale=2.0 ** 10, growth_interval=2,
+                                enabled="TEST_SCALER" in os.environ)
     tries = {}
     if os.environ.get("TEST_FORKS"):
         model.tessera.attach()
@@ -70,9 +72,11 @@ def main():
             loss = loss_of(model, model.tessera.rank, step)
             if step == stop_at:
                 loss.register_hook(lambda g: (print("stopped"), threading.Event().wait()))
-            loss.backward()
+            scaler.scale(loss).backward()
             return loss
-        optimizer.step(closure)
+        scaler.step(optimizer, closure)
+        scaler.update()
+    print("scale", scaler.get_scale())
     state = model.state_dict()
     if model.tessera.rank == 0:
         torch.save(state, out)

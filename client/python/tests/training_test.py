@@ -177,6 +177,49 @@ class TrainingTest(Case):
             ours.step()
         self.assert_same(plain, sharded)
 
+    def test_a_scaled_loss_trains_as_the_unscaled(self):
+        for as_closure in (True, False):
+            with self.subTest(as_closure=as_closure):
+                plain, sharded = self.pair()
+                theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+                ours = tessera.SGD(sharded, lr=0.1)
+                scaler = tessera.GradScaler(ours, init_scale=1024.0, growth_interval=2)
+                for x in batches(5):
+                    theirs.zero_grad()
+                    loss_of(plain, x).backward()
+                    expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
+                    theirs.step()
+
+                    def closure(x=x, expected=expected):
+                        loss = loss_of(sharded, x)
+                        scaler.scale(loss).backward()
+                        scaler.unscale_(ours)
+                        self.assertAlmostEqual(ours.clip_grad_norm_(0.05), expected.item(), places=5)
+                        return loss
+                    scaler.step(ours, closure) if as_closure else (closure(), scaler.step(ours))
+                    scaler.update()
+                self.assert_same(plain, sharded)
+                self.assertEqual(scaler.get_scale(), 4096.0)
+
+    def test_an_overflow_skips_the_step_and_lowers_the_scale(self):
+        _, sharded = self.pair()
+        ours = tessera.SGD(sharded, lr=0.1)
+        scaler = tessera.GradScaler(ours, init_scale=8.0, growth_interval=2)
+        scales = []
+        for number, x in enumerate(batches(4)):
+            before = sharded.state_dict()
+            scaler.scale(loss_of(sharded, x) * (float("inf") if number == 1 else 1.0)).backward()
+            scaler.step(ours)
+            scaler.update()
+            scales.append(scaler.get_scale())
+            changed = not all(torch.equal(v, before[n]) for n, v in sharded.state_dict().items())
+            self.assertEqual(changed, number != 1)
+        self.assertEqual(scales, [8.0, 4.0, 4.0, 8.0])
+        again = tessera.GradScaler(ours)
+        again.load_state_dict(torch.amp.GradScaler("cpu", init_scale=3.0).state_dict()
+                              | {"scale": 3.0, "_growth_tracker": 1})
+        self.assertEqual(again.get_scale(), 3.0)
+
     def test_accumulation_adds_up(self):
         for sync in (True, False):
             with self.subTest(sync=sync):
@@ -624,6 +667,19 @@ class LiveTest(Case):
         tessera.SGD(sharded)
         with self.assertRaisesRegex(tessera.TesseraError, "no parameter.s name matches"):
             tessera.live.read(sharded.tessera._job_id(), ["nothing.at.all"], **where)
+
+
+class ReportTest(Case):
+    def test_reports_take_numbers_and_name_what_they_do_not(self):
+        sharded = self.shard(Model())
+        with self.assertRaisesRegex(tessera.TesseraError, "not attached"):
+            sharded.tessera.report(loss=1.0)
+        tessera.SGD(sharded)
+        sharded.tessera.report(loss=torch.tensor(0.5, requires_grad=True), tokens=4096)
+        with self.assertRaisesRegex(tessera.TesseraError, "'the loss'"):
+            sharded.tessera.report(**{"the loss": 1.0})
+        with self.assertRaisesRegex(tessera.TesseraError, "33 values"):
+            sharded.tessera.report(**{f"v{i}": i for i in range(33)})
 
 
 class MisuseTest(Case):
