@@ -315,7 +315,8 @@ class Sharded:
         self.windows.await_gpu()
         result = StepResult()
         try:
-            lib.step(self.session, C.byref(options), C.byref(result))
+            with private.profiler_range("step", "all units"):
+                lib.step(self.session, C.byref(options), C.byref(result))
         except StepUndone:
             self._undone = True
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch.autograd import Variable
 
@@ -28,6 +30,16 @@ def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
 def register_state_dict_hook(module: torch.nn.Module, hook) -> None:
     """hook(module, state_dict, prefix, local_metadata), after the module's own; public since 2.5."""
     module._register_state_dict_hook(hook)
+
+
+_NO_RANGE = contextlib.nullcontext()
+
+
+def profiler_range(what: str, unit: str):
+    """A range of torch's profiler, or of NVTX by emit_nvtx(); nothing while nobody profiles."""
+    if not torch._C._autograd._profiler_enabled():
+        return _NO_RANGE
+    return torch.profiler.record_function(f"tessera::{what} ({unit or 'root'})")
 
 
 # Without it torch.compile would trace hooks, which talk to other processes.

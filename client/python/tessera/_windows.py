@@ -110,6 +110,9 @@ class Windows:
         self.driver = C.c_void_p()
         self._reading.clear()
 
+    def _range(self, what: str, unit: int):
+        return private.profiler_range(what, self._units[unit].name if unit >= 0 else "root")
+
     def _tell_stream(self) -> None:
         if self.gpu >= 0:
             stream = torch.cuda.current_stream(self.gpu)
@@ -131,7 +134,8 @@ class Windows:
                 self._begin_model(module)
             handle = C.c_void_p()
             self._tell_stream()  # The memory that is opened may be another unit's until then.
-            lib.units_begin_forward(self.driver, unit, C.byref(handle))
+            with self._range("pre_forward", unit):
+                lib.units_begin_forward(self.driver, unit, C.byref(handle))
             forward = _Forward(self, unit, handle)
             self._stack.append((forward, module, sys.exc_info()[1]))
             if torch.is_grad_enabled() and unit >= 0:
@@ -170,7 +174,8 @@ class Windows:
             forward.left -= 1
             if forward.left == 0:
                 self._tell_stream()
-                lib.units_end_node(self.driver, forward.handle)
+                with self._range("post_backward", forward.unit):
+                    lib.units_end_node(self.driver, forward.handle)
         return after
 
     def _post_forward(self, unit: int):
@@ -188,7 +193,8 @@ class Windows:
                 self._hook_outputs(forward, output)
             ended = C.c_int()
             self._tell_stream()
-            lib.units_end_forward(self.driver, forward.handle, 0, C.byref(ended))
+            with self._range("post_forward", unit):
+                lib.units_end_forward(self.driver, forward.handle, 0, C.byref(ended))
             if ended.value and not module.training and not torch.is_grad_enabled():
                 lib.end_forward(self._session)
         return post_forward
@@ -212,7 +218,8 @@ class Windows:
                 return
             self.begin_backward()
             self._tell_stream()
-            lib.units_begin_node(self.driver, forward.handle)
+            with self._range("pre_backward", forward.unit):
+                lib.units_begin_node(self.driver, forward.handle)
         return before
 
     def _abandon_all(self) -> None:
@@ -293,7 +300,8 @@ class Windows:
                             _tensors.CODES[gradient.dtype])
             if self.gpu >= 0:
                 self._reading.setdefault(unit, []).append(gradient)
-            lib.units_gradient(self.driver, unit, C.byref(told))
+            with self._range("reduce", unit):
+                lib.units_gradient(self.driver, unit, C.byref(told))
             if self.gpu >= 0:
                 self._forget_read(unit)
             marker = self._markers.get(id(parameter))

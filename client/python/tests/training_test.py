@@ -669,6 +669,19 @@ class LiveTest(Case):
             tessera.live.read(sharded.tessera._job_id(), ["nothing.at.all"], **where)
 
 
+class ProfilerTest(Case):
+    def test_units_are_ranges_of_torchs_profiler(self):
+        model = self.shard(Model())
+        opt = tessera.SGD(model, lr=0.1)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            loss_of(model, batches(1)[0]).backward()
+            opt.step()
+        names = {event.key for event in profile.key_averages()}
+        for what in ("pre_forward", "post_forward", "pre_backward", "post_backward", "reduce"):
+            self.assertIn(f"tessera::{what} (blocks.1)", names)
+        self.assertIn("tessera::step (all units)", names)
+
+
 class ReportTest(Case):
     def test_reports_take_numbers_and_name_what_they_do_not(self):
         sharded = self.shard(Model())

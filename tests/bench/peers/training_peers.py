@@ -1,0 +1,242 @@
+"""Steps of a byte-level GPT by Tessera and by PyTorch's FSDP2 and DDP, on the CPUs of one machine.
+
+    tools/bench --peers [--json rows.json]
+
+Each way of each world size is a run of its own: one process a rank (and Tessera's coordinator,
+worker and executors), fp32, AdamW, one thread a rank. A run takes steps until its time is over; the
+runs of one world size follow each other, round by round, so that what else the machine does meets
+all of them. Printed for each: the median over rounds of tokens per second, of a step by the time of
+forward and backward alone, measured in the same run, and the peak of the memory of all processes,
+in which what they share counts once (PSS).
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+WAYS = ("tessera", "fsdp2", "ddp")
+# Width, heads, blocks, context. The first is tests/demo/gpt.h's.
+MODELS = {"demo": (256, 4, 4, 64), "100M": (768, 12, 14, 64)}
+
+
+def make_model(torch, name):
+    from torch import nn
+    width, heads, blocks, context = MODELS[name]
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            batch, length, _ = x.shape
+            q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
+            return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+    class Gpt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.position = nn.Embedding(256, width), nn.Embedding(context, width)
+            self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+            self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
+            self.output.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            x = self.embedding(tokens) + self.position.weight[:tokens.shape[1]]
+            for block in self.blocks:
+                x = block(x)
+            return self.output(self.norm(x))
+
+    torch.manual_seed(1)
+    return Gpt(), Block, context
+
+
+def prepare(way, model, block):
+    """The module to call, and what takes the step after backward."""
+    import torch
+    if way == "tessera":
+        import tessera
+        tessera.init()
+        tessera.shard(model, units=block)
+        optimizer = tessera.AdamW(model, lr=1e-3)
+        return model, optimizer.step
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    if way == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for each in model.blocks:
+            fully_shard(each, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step():
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+def run_rank(options):
+    """A rank of a run: prints its seconds of compute and of a step, medians, as JSON."""
+    import copy
+    import torch
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    model, block, context = make_model(torch, options.model)
+    torch.manual_seed(rank)
+    windows = torch.randint(0, 256, (options.batch, context + 1))
+
+    def backward(of):
+        logits = of(windows[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).backward()
+
+    plain = copy.deepcopy(model)
+    module, take_step = prepare(options.way, model, block)
+
+    def step():
+        backward(module)
+        take_step()
+
+    for _ in range(2):
+        step()
+    steps = []
+    # As many on each rank, and all ranks together: each step ends on all of them.
+    for _ in range(options.steps):
+        began = time.perf_counter()
+        step()
+        steps.append(time.perf_counter() - began)
+    if options.way == "tessera":
+        model.tessera.detach()
+    compute = []
+    # Last, and on all ranks at once, since they share the cores.
+    for _ in range(options.steps):
+        plain.zero_grad()
+        began = time.perf_counter()
+        backward(plain)
+        compute.append(time.perf_counter() - began)
+    print(json.dumps({"step": statistics.median(steps), "compute": statistics.median(compute)}))
+
+
+def memory_of(root: int) -> int:
+    """Bytes of a process and all that it started; what they share counts once."""
+    children: dict[int, list[int]] = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    total, left = 0, [root]
+    while left:
+        process = left.pop()
+        left += children.get(process, [])
+        try:
+            for line in pathlib.Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+        except OSError:
+            continue  # It has ended.
+    return total
+
+
+def run(options, way, model, world_size, batch):
+    """One run: seconds of a step and of compute, and the peak of memory in bytes."""
+    with tempfile.TemporaryDirectory(prefix="tessera-peers-") as folder:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": "29511", "WORLD_SIZE": str(world_size)}
+        cluster = None
+        if way == "tessera":
+            from tessera import _cluster
+            cluster = _cluster.Cluster(pathlib.Path(folder), world_size)
+            environment |= cluster.addresses()
+        ranks = [subprocess.Popen(
+            [sys.executable, __file__, "--rank-of", way, "--model", model, "--batch", str(batch),
+             "--steps", str(options.steps)],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE, text=True) for rank in range(world_size)]
+        try:
+            own, peak = memory_of_self(), 0
+            while any(process.poll() is None for process in ranks):
+                peak = max(peak, memory_of(os.getpid()) - own)
+                time.sleep(0.2)
+            said = [process.communicate()[0] for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+            if cluster is not None:
+                cluster.stop()
+    if any(process.returncode for process in ranks):
+        raise SystemExit(f"{way}, {world_size} ranks: a rank failed")
+    measured = [json.loads(line.splitlines()[-1]) for line in said]
+    return (statistics.median(m["step"] for m in measured),
+            statistics.median(m["compute"] for m in measured), peak)
+
+
+def memory_of_self() -> int:
+    for line in pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", help="also as JSON")
+    parser.add_argument("--models", default="demo,100M")
+    parser.add_argument("--world-sizes", default="2,4")
+    parser.add_argument("--batches", default="1,8", help="windows of each rank")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rank-of", dest="way", help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way:
+        run_rank(options)
+        return
+    rows = []
+    print(f"{'model':6} {'ranks':>5} {'batch':>5} {'way':8} {'tokens/s':>9} {'step/compute':>12} "
+          f"{'MiB':>7} {'by fsdp2':>8}")
+    for model in options.models.split(","):
+        for world_size in map(int, options.world_sizes.split(",")):
+            for batch in map(int, options.batches.split(",")):
+                runs = {way: [] for way in WAYS}
+                for _ in range(options.rounds):
+                    for way in WAYS:
+                        runs[way].append(run(options, way, model, world_size, batch))
+                tokens = world_size * batch * MODELS[model][3]
+                of = {way: [tokens / step for step, _, _ in each] for way, each in runs.items()}
+                for way, each in runs.items():
+                    # Of one round each: the machine is not the same in another.
+                    ratio = statistics.median(own / peer for own, peer in zip(of[way], of["fsdp2"]))
+                    rows.append({
+                        "model": model, "ranks": world_size, "batch": batch, "way": way,
+                        "tokens_per_second": round(statistics.median(of[way])),
+                        "step_by_compute": round(statistics.median(s / c for s, c, _ in each), 2),
+                        "peak_mib": round(max(peak for _, _, peak in each) / 2**20),
+                        "tokens_by_fsdp2": round(ratio, 2)})
+                    print("{model:6} {ranks:5} {batch:5} {way:8} {tokens_per_second:9} "
+                          "{step_by_compute:12} {peak_mib:7} {tokens_by_fsdp2:8}".format(**rows[-1]),
+                          flush=True)
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps({"rows": rows}, indent=2) + "\n",
+                                              encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
