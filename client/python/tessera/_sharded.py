@@ -372,6 +372,11 @@ class Sharded:
             self._read(lib.read_gradients, (unit.index,), unit, found)
         return found
 
+    @property
+    def keeps_local_gradients(self) -> bool:
+        """Whether each unit has a slot for gradients that are not reduced yet: for no_sync()."""
+        return self._config.get("gradient_slots") == 0
+
     @contextlib.contextmanager
     def no_sync(self):
         """Backwards in here only add gradients up; they are reduced by a later one, or the step."""
