@@ -541,7 +541,7 @@ def shard(model: torch.nn.Module, units=None, *, strategy: str = "FULL_SHARD",
     if not isinstance(model, torch.nn.Module):
         raise TesseraError(f"shard() takes a torch.nn.Module, not {type(model).__name__}",
                            "INVALID_ARGUMENT")
-    if isinstance(getattr(model, "tessera", None), Sharded):
+    if sharded_of(model) is not None:
         raise TesseraError("the model is sharded already", "FAILED_PRECONDITION")
     if strategy not in _plan.STRATEGIES:
         raise TesseraError(f"strategy '{strategy}': one of {', '.join(_plan.STRATEGIES)}",
@@ -564,10 +564,16 @@ def _dtype_name(what: str, dtype: torch.dtype) -> str:
     raise TesseraError(f"{what}: {dtype} is not float32, bfloat16 or float16", "INVALID_ARGUMENT")
 
 
+def sharded_of(model) -> Sharded | None:
+    """model.tessera; None if shard() was not called."""
+    found = getattr(model, "tessera", None)
+    return found if isinstance(found, Sharded) else None
+
+
 def of(model) -> Sharded:
     """model.tessera. Errors: FAILED_PRECONDITION  shard() was not called."""
-    sharded = model if isinstance(model, Sharded) else getattr(model, "tessera", None)
-    if not isinstance(sharded, Sharded):
+    sharded = model if isinstance(model, Sharded) else sharded_of(model)
+    if sharded is None:
         raise TesseraError("the model is not sharded: call tessera.shard(model) first",
                            "FAILED_PRECONDITION")
     return sharded

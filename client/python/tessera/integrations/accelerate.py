@@ -29,18 +29,12 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
 
 from .. import checkpoint
-from .._sharded import Sharded
+from .._sharded import sharded_of
 from ..errors import TesseraError
 from ..optim import JobOptimizer, LocalOptimizer
 
 _DISTRIBUTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 _FOLDER = "tessera"  # In a folder of save_state(): what tessera.save() writes.
-
-
-def sharded_of(model) -> Sharded | None:
-    """model.tessera; None if tessera.shard() did not make it."""
-    found = getattr(model, "tessera", None)
-    return found if isinstance(found, Sharded) else None
 
 
 def inner_optimizer(optimizer):

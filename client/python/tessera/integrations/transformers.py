@@ -23,9 +23,9 @@ import transformers
 from transformers.trainer_utils import get_last_checkpoint
 
 from .. import checkpoint, optim
-from .._sharded import shard
+from .._sharded import shard, sharded_of
 from ..errors import StepUndone, TesseraError
-from .accelerate import Accelerator, sharded_of
+from .accelerate import Accelerator
 
 _FOLDER = "tessera"  # In a checkpoint: what tessera.save() writes.
 _WEIGHTS, _SCHEDULER = "model.safetensors", "scheduler.pt"
