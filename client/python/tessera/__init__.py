@@ -31,12 +31,13 @@ from ._library import lib as _lib
 from ._plan import Precision
 from ._sharded import Sharded, shard, take_outside_window as _take_outside_window
 from .checkpoint import await_save, load, load_model, register_state, save, save_model
+from .data import Batches
 from .errors import OutsideWindowError, StepUndone, TesseraError
 from .optim import SGD, Adam, AdamW, LocalOptimizer, repeatable
 
 __version__ = _lib.version().decode()
-__all__ = ["Adam", "AdamW", "Context", "LocalOptimizer", "OutsideWindowError", "Precision", "SGD",
-           "Sharded", "StepUndone", "TesseraError", "await_save", "init", "live", "load", "load_model",
+__all__ = ["Adam", "AdamW", "Batches", "Context", "LocalOptimizer", "OutsideWindowError", "Precision",
+           "SGD", "Sharded", "StepUndone", "TesseraError", "await_save", "init", "live", "load", "load_model",
            "register_state", "repeatable", "save", "save_model", "shard"]
 
 
