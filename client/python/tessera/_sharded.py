@@ -61,6 +61,7 @@ class Sharded:
         self._load_state_dict = root.load_state_dict
         root.load_state_dict = self.load_state_dict
         root.zero_grad = self.zero_grad
+        private.replace_apply(root, self._apply)
         for unit in units:
             if unit.module is not root:
                 unit.module.zero_grad = self._zero_grad_of(unit)
@@ -514,6 +515,20 @@ class Sharded:
                                "cannot be other tensors; leave assign out", "INVALID_ARGUMENT")
         with self.summon_full_params():
             return self._load_state_dict(state_dict, strict=strict)
+
+
+    def _apply(self, convert, *args) -> torch.nn.Module:
+        """model.to() and the like. Errors: FAILED_PRECONDITION  it would change what is the job's."""
+        if not self.attached or self._summoned:
+            return private.apply(self.root, convert, *args)
+        like = self.units[0].parameters[0]
+        converted = convert(torch.empty(0, dtype=like.dtype, device=like.device))
+        if (converted.dtype, converted.device) != (like.dtype, like.device):
+            raise TesseraError(
+                f"the model is attached, and its parameters stay {like.dtype} on {like.device}: move "
+                f"or cast it before the optimizer is made, not to {converted.dtype} on "
+                f"{converted.device}", "FAILED_PRECONDITION")
+        return self.root
 
 
 def take_outside_window() -> str:

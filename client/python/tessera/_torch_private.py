@@ -30,5 +30,15 @@ def register_state_dict_hook(module: torch.nn.Module, hook) -> None:
     module._register_state_dict_hook(hook)
 
 
+def replace_apply(module: torch.nn.Module, function) -> None:
+    """function(convert, *args) instead of what to(), cuda(), half() and the like call."""
+    module._apply = function
+
+
+def apply(module: torch.nn.Module, *args) -> torch.nn.Module:
+    """The module's own."""
+    return type(module)._apply(module, *args)
+
+
 # Without it torch.compile would trace hooks, which talk to other processes.
 without_compiling = torch._dynamo.disable if hasattr(torch, "_dynamo") else (lambda f: f)

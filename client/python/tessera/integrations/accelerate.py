@@ -124,7 +124,8 @@ class Accelerator(accelerate.Accelerator):
                 continue
             if isinstance(optimizer, LocalOptimizer):
                 raise TesseraError("clip_grad_norm_ with a LocalOptimizer: give max_grad_norm to "
-                                   "LocalOptimizer() instead", "UNIMPLEMENTED")
+                                   "LocalOptimizer() instead (and Trainer: max_grad_norm=0)",
+                                   "UNIMPLEMENTED")
             return torch.tensor(optimizer.clip_grad_norm_(max_norm, norm_type))
         raise TesseraError("clip_grad_norm_ takes all parameters of a model whose optimizer is "
                            "prepared: model.parameters()", "INVALID_ARGUMENT")

@@ -110,8 +110,10 @@ class TesseraStrategy(DDPStrategy):
         if made is None:
             super().setup_optimizers(trainer)
             self._check_optimizers(trainer)
-            made = _made[self._sharded] = (self.optimizers, self.lr_scheduler_configs)
-        self.optimizers, self.lr_scheduler_configs = made
+            if self._sharded.optimizer is not None:
+                _made[self._sharded] = (self.optimizers, self.lr_scheduler_configs)
+        else:
+            self.optimizers, self.lr_scheduler_configs = made
 
     def _check_optimizers(self, trainer) -> None:
         for optimizer in self.optimizers:

@@ -25,7 +25,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from .. import checkpoint, optim
 from .._sharded import shard, sharded_of
 from ..errors import StepUndone, TesseraError
-from .accelerate import Accelerator
+from .accelerate import Accelerator, inner_optimizer
 
 _FOLDER = "tessera"  # In a checkpoint: what tessera.save() writes.
 _WEIGHTS, _SCHEDULER = "model.safetensors", "scheduler.pt"
@@ -76,9 +76,6 @@ class Trainer(transformers.Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        if self.model_init is not None:
-            raise TesseraError("Trainer(model_init=...) is not supported: a job has one model; give "
-                               "it as model=", "UNIMPLEMENTED")
         if sharded_of(self.model) is None:
             steps = self.args.gradient_accumulation_steps
             shard(self.model, blocks_of(self.model) or None,
@@ -91,6 +88,11 @@ class Trainer(transformers.Trainer):
         self.accelerator.__class__ = Accelerator
         self.accelerator.check_supported()
 
+    def call_model_init(self, trial=None) -> torch.nn.Module:
+        """Errors: UNIMPLEMENTED."""
+        raise TesseraError("Trainer(model_init=...) is not supported: a job has one model; give it "
+                           "as model=", "UNIMPLEMENTED")
+
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
         """Of tessera, by the arguments. Errors: UNIMPLEMENTED  tessera does not have this one."""
         if self.optimizer is None:
@@ -101,7 +103,7 @@ class Trainer(transformers.Trainer):
             known = {"lr", "weight_decay", "momentum", "betas", "eps"}
             if ours not in _OPTIMIZERS.values() or set(options) - known:
                 raise TesseraError(
-                    f"optim='{self.args.optim}' ({getattr(theirs, '__name__', theirs)} with "
+                    f"optim='{getattr(self.args.optim, 'value', '')}' ({getattr(theirs, '__name__', theirs)} with "
                     f"{', '.join(options)}) is not supported: use adamw_torch or sgd, or give "
                     "Trainer(optimizers=(tessera.LocalOptimizer(model, make), None))",
                     "UNIMPLEMENTED")
@@ -123,6 +125,11 @@ class Trainer(transformers.Trainer):
                 f"{error}: a process of the job died, and Trainer cannot repeat the step. Start all "
                 "ranks again" + (", with train(resume_from_checkpoint=True)" if last else ""),
                 "ABORTED") from error
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        if grad_norm is None and isinstance(inner_optimizer(self.optimizer), optim.LocalOptimizer):
+            return None  # It clips by itself, and does not tell.
+        return super()._get_grad_norm(model, grad_norm)
 
     def evaluation_loop(self, *args, **kwargs):
         """Of evaluate() and predict(). Before train() it makes the optimizer: a forward attaches."""
