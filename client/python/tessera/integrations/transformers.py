@@ -122,8 +122,8 @@ class Trainer(transformers.Trainer):
         except StepUndone as error:
             last = get_last_checkpoint(self.args.output_dir)
             raise TesseraError(
-                f"{error}: a process of the job died, and Trainer cannot repeat the step. Start all "
-                "ranks again" + (", with train(resume_from_checkpoint=True)" if last else ""),
+                f"{error}, and Trainer cannot repeat the step: start all ranks again"
+                + (", with train(resume_from_checkpoint=True)" if last else ""),
                 "ABORTED") from error
 
     def _get_grad_norm(self, model, grad_norm=None):
