@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -93,6 +94,23 @@ class ImportTest(unittest.TestCase):
         output = subprocess.run([sys.executable, "-c", code], check=True, text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
         self.assertEqual(output.strip(), "[]")
+
+
+class GuideTest(Case):
+    def test_the_snippets_of_the_guide_run(self):
+        guide = pathlib.Path(os.path.realpath(__file__)).parents[3] / "docs/guide/integrations.md"
+        if not guide.exists():
+            self.skipTest("docs/ is not here")
+        found = re.findall(r"<!-- run: (\w+) -->\n```python\n(.*?)```", guide.read_text(), re.DOTALL)
+        self.assertEqual(len(found), 4)
+        for name, code in found:
+            with self.subTest(name):
+                needs("torchdata" if name == "batches" else name)
+                process = subprocess.run(
+                    [sys.executable, "-c", code], cwd=self.folder, stdin=subprocess.DEVNULL,
+                    text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200,
+                    check=False)
+                self.assertEqual(process.returncode, 0, process.stdout)
 
 
 class TransformersTest(Case):

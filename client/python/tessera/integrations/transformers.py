@@ -138,8 +138,17 @@ class Trainer(transformers.Trainer):
         return super().evaluation_loop(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """For from_pretrained(): weights as safetensors, config, tokenizer. Collective."""
+        """For from_pretrained(): weights as safetensors, config, tokenizer. Collective.
+
+        Errors: FAILED_PRECONDITION  another rank has ended: it did not make this call.
+        """
         folder = output_dir or self.args.output_dir
+        try:
+            self.accelerator.wait_for_everyone()
+        except RuntimeError as error:
+            raise TesseraError("save_model() is collective, and another rank has ended: call it on "
+                               "all ranks, not under is_world_process_zero()",
+                               "FAILED_PRECONDITION") from error
         if not isinstance(self.model, transformers.PreTrainedModel):
             self._save(folder, state_dict=self.model.state_dict())
         else:
