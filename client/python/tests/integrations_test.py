@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
 
 import torch
 
@@ -46,16 +47,21 @@ class Case(unittest.TestCase):
         cls.folder = pathlib.Path(folder.name)
 
     @classmethod
+    def run_ranks(cls, ranks, *arguments):
+        """Runs a script. ranks: 0 is one process, without a launcher."""
+        launcher = ["-m", "tessera.run", "-n", str(ranks)] if ranks else []
+        return subprocess.run(
+            [sys.executable, *launcher, *map(str, arguments)], stdin=subprocess.DEVNULL, text=True,
+            env={**os.environ, "TMPDIR": str(cls.folder)}, cwd=cls.folder, timeout=200,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+
+    @classmethod
     def train(cls, name, ranks, **options):
         """Runs integrations_trainer.py and returns its folder. ranks: 0 is one process, plain."""
         out = cls.folder / name
-        launcher = ["-m", "tessera.run", "-n", str(ranks)] if ranks else []
         if ranks == 0:
             options["plain"] = True
-        process = subprocess.run(
-            [sys.executable, *launcher, trainer.__file__, cls.kind, out, json.dumps(options)],
-            env={**os.environ, "TMPDIR": str(cls.folder)}, stdin=subprocess.DEVNULL, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200, check=False)
+        process = cls.run_ranks(ranks, trainer.__file__, cls.kind, out, json.dumps(options))
         if process.returncode:
             raise AssertionError(process.stdout)
         return out
@@ -106,10 +112,7 @@ class GuideTest(Case):
         for name, code in found:
             with self.subTest(name):
                 needs("torchdata" if name == "batches" else name)
-                process = subprocess.run(
-                    [sys.executable, "-c", code], cwd=self.folder, stdin=subprocess.DEVNULL,
-                    text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200,
-                    check=False)
+                process = self.run_ranks(0, "-c", code)
                 self.assertEqual(process.returncode, 0, process.stdout)
 
 
@@ -169,6 +172,34 @@ class TransformersTest(Case):
                          resume=str(self.plain / "checkpoint-3"), **self.options)
         self.assert_same_log(self.plain, out)
         self.assert_same(self.plain, out, 2e-5)
+
+
+    def test_the_death_of_a_rank_is_an_error_that_says_how_to_go_on(self):
+        out = self.folder / "killed"
+        process = self.run_ranks(2, trainer.__file__, "transformers", out, json.dumps(
+            {"kill": 4, "save_strategy": "steps", "save_steps": 3}))
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn("the trainer of rank 1 died, and Trainer cannot repeat the step: start all "
+                      "ranks again, with train(resume_from_checkpoint=True)", process.stdout)
+        whole = self.train("undisturbed", 2)
+        self.assert_same(whole, self.train("killed", 2, resume=True), 0)
+
+    def test_saving_on_rank_0_alone_is_an_error_that_says_so(self):
+        script = self.folder / "alone.py"
+        script.write_text(f"""
+import sys
+sys.path.insert(0, {str(pathlib.Path(trainer.__file__).parent)!r})
+import integrations_trainer as trainer
+from tessera.integrations.transformers import Trainer
+made = Trainer(model=trainer.gpt2(), train_dataset=trainer.tokens(),
+               args=trainer.arguments_of_transformers("alone", max_steps=1))
+made.train()
+if made.is_world_process_zero():
+    made.save_model()
+""")
+        process = self.run_ranks(2, script)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn("call it on all ranks, not under is_world_process_zero()", process.stdout)
 
 
 class TransformersMisuseTest(Case):
@@ -362,9 +393,9 @@ def fit(made, devices=1, **options):
 def ours(module):
     return tessera.AdamW(module)
 for arguments, options in (
+        ((ours, 2), {}),
         ((lambda module: torch.optim.AdamW(module.parameters()),), {}),
         ((lambda module: None,), {}),
-        ((ours, 2), {}),
         ((ours,), {"precision": "bf16-true"}),
         ((ours,), {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"})):
     try:
@@ -372,16 +403,35 @@ for arguments, options in (
     except tessera.TesseraError as error:
         print("said:", error)
 """
-        process = subprocess.run(
-            [sys.executable, "-c", script], stdin=subprocess.DEVNULL, text=True, timeout=200,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, cwd=self.folder)
+        process = self.run_ranks(0, "-c", script)
         said = [line for line in process.stdout.splitlines() if line.startswith("said: ")]
         for line, expected in zip(said, (
+                "start its ranks by `tessera run -n 2`",
                 "configure_optimizers() returned a torch.optim.adamw.AdamW",
-                "return tessera.AdamW(self, ...)", "start its ranks by `tessera run -n 2`",
+                "return tessera.AdamW(self, ...)",
                 "precision='bf16-true': one of 32-true", "tessera clips by the norm alone")):
             self.assertIn(expected, line)
         self.assertEqual((len(said), process.returncode), (5, 0), process.stdout)
+
+
+class DcpTest(Case):
+    def test_torchs_dcp_writes_and_reads_a_sharded_model(self):
+        import torch.distributed.checkpoint as dcp
+        torch.manual_seed(1)
+        first, second, third = (self.shard(trainer.Net(), trainer.Block) for _ in range(3))
+        opt = tessera.AdamW(first, lr=1e-2)
+        opt.step(lambda: trainer.loss_of(first, trainer.data()).backward())
+        expected = first.state_dict()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Without a process group it says that it has none.
+            dcp.save(expected, checkpoint_id=self.folder / "dcp")
+            state = second.state_dict()
+            dcp.load(state, checkpoint_id=self.folder / "dcp")
+        second.load_state_dict(state)
+        tessera.load_model(third, self.folder / "dcp")
+        for name, value in expected.items():
+            self.assertTrue(torch.equal(second.state_dict()[name], value), name)
+            self.assertTrue(torch.equal(third.state_dict()[name], value), name)
 
 
 class BatchesTest(Case):

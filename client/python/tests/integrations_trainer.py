@@ -72,9 +72,15 @@ def train_transformers(out, options):
     if not options.pop("plain", False):
         from tessera.integrations.transformers import Trainer
     resume = options.pop("resume", None)
-    model = gpt2(options.pop("dropout", 0.0))
+    model, kill = gpt2(options.pop("dropout", 0.0)), options.pop("kill", None)
+
+    class Killed(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+            if RANK == 1 and state.global_step == kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+
     trainer = Trainer(model=model, args=arguments_of_transformers(out, **options),
-                      train_dataset=tokens(), eval_dataset=tokens(8))
+                      train_dataset=tokens(), eval_dataset=tokens(8), callbacks=[Killed()])
     assert isinstance(trainer, transformers.Trainer)
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(str(out / "final"))
