@@ -518,15 +518,15 @@ class Sharded:
 
 
     def _apply(self, convert, *args) -> torch.nn.Module:
-        """model.to() and the like. Errors: FAILED_PRECONDITION  it would change what is the job's."""
+        """For model.to(), half(), cuda(). Errors: FAILED_PRECONDITION  another dtype or device."""
         if not self.attached or self._summoned:
             return private.apply(self.root, convert, *args)
         like = self.units[0].parameters[0]
         converted = convert(torch.empty(0, dtype=like.dtype, device=like.device))
         if (converted.dtype, converted.device) != (like.dtype, like.device):
             raise TesseraError(
-                f"the model is attached, and its parameters stay {like.dtype} on {like.device}: move "
-                f"or cast it before the optimizer is made, not to {converted.dtype} on "
+                f"the model is attached, and its parameters stay {like.dtype} on {like.device}: "
+                f"move or cast it before the optimizer is made, not to {converted.dtype} on "
                 f"{converted.device}", "FAILED_PRECONDITION")
         return self.root
 

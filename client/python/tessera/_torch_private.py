@@ -31,12 +31,12 @@ def register_state_dict_hook(module: torch.nn.Module, hook) -> None:
 
 
 def replace_apply(module: torch.nn.Module, function) -> None:
-    """function(convert, *args) instead of what to(), cuda(), half() and the like call."""
+    """to(), cuda(), half() and the like of `module` call function(convert, *args)."""
     module._apply = function
 
 
 def apply(module: torch.nn.Module, *args) -> torch.nn.Module:
-    """The module's own."""
+    """What replace_apply() has replaced."""
     return type(module)._apply(module, *args)
 
 

@@ -1,4 +1,4 @@
-"""Training loops of other packages: beside the plain ones, through checkpoints, and used wrongly."""
+"""Training loops of other packages: compared with plain ones, resumed, and used wrongly."""
 
 import importlib.util
 import json
@@ -107,7 +107,8 @@ class GuideTest(Case):
         guide = pathlib.Path(os.path.realpath(__file__)).parents[3] / "docs/guide/integrations.md"
         if not guide.exists():
             self.skipTest("docs/ is not here")
-        found = re.findall(r"<!-- run: (\w+) -->\n```python\n(.*?)```", guide.read_text(), re.DOTALL)
+        found = re.findall(r"<!-- run: (\w+) -->\n```python\n(.*?)```", guide.read_text(),
+                           re.DOTALL)
         self.assertEqual(len(found), 4)
         for name, code in found:
             with self.subTest(name):
@@ -315,8 +316,9 @@ class AccelerateTest(Case):
         self.assert_raises("the optimizer is torch.optim.adamw.AdamW: use tessera.AdamW(model)",
                            lambda: accelerator.prepare(model, wrong))
         model, _ = accelerator.prepare(model, tessera.AdamW(model))
-        self.assert_raises("clip_grad_norm_ takes all parameters", lambda: accelerator.clip_grad_norm_(
-            list(model.parameters())[:1], 1.0))
+        some = list(model.parameters())[:1]
+        self.assert_raises("clip_grad_norm_ takes all parameters",
+                           lambda: accelerator.clip_grad_norm_(some, 1.0))
         self.assert_raises("clip_grad_value_", lambda: accelerator.clip_grad_value_(
             model.parameters(), 1.0))
 
@@ -360,9 +362,10 @@ class LightningTest(Case):
 
     def test_a_module_trains_as_with_the_plain_strategy(self):
         sums = self.train("sums", 2, rows=2, accumulate_grad_batches=2, max_epochs=2)
+        expected = self.log_of(self.plain)["val"]
         for out in (self.sharded, sums):
             self.assert_same(self.plain, out)
-            self.assertAlmostEqual(self.log_of(out)["val"], self.log_of(self.plain)["val"], places=4)
+            self.assertAlmostEqual(self.log_of(out)["val"], expected, places=4)
 
     def test_training_goes_on_from_a_checkpoint_in_any_world_size(self):
         whole = self.train("whole", 2, max_epochs=3)

@@ -1,7 +1,7 @@
 """One rank of integrations_test: integrations_trainer.py KIND OUT OPTIONS (JSON).
 
-KIND: transformers, accelerate, lightning or batches; OPTIONS["plain"]: without tessera, of one process.
-Writes what it logged to OUT/log.json, and the model's state to OUT/model.pt (rank 0).
+KIND: transformers, accelerate, lightning or batches. OPTIONS["plain"]: one process, no tessera.
+Rank 0 writes its log to OUT/log.json, and the model's state to OUT/model.pt.
 """
 
 import json

@@ -45,11 +45,10 @@ def inner_optimizer(optimizer):
 
 
 class Accelerator(accelerate.Accelerator):
-    """accelerate's, with models and optimizers of tessera.
+    """accelerate's Accelerator for sharded models and tessera's optimizers.
 
-    Models that are trained are sharded, and their optimizers are tessera's. Data loaders, schedulers,
-    gather() and trackers are accelerate's. save_state() and load_state() are collective, and the
-    checkpoint may be of another world size.
+    Data loaders, schedulers, gather() and trackers work as before. save_state() and load_state()
+    are collective. load_state() accepts checkpoints of another world size.
 
     Errors: TesseraError INVALID_ARGUMENT or UNIMPLEMENTED, naming what cannot be prepared.
     """
@@ -59,7 +58,7 @@ class Accelerator(accelerate.Accelerator):
         self.check_supported()
 
     def check_supported(self) -> None:
-        """Errors: UNIMPLEMENTED  what accelerate is configured for and tessera does not have."""
+        """Errors: UNIMPLEMENTED  accelerate's configuration has what tessera does not support."""
         if self.distributed_type not in _DISTRIBUTED:
             raise TesseraError(
                 f"accelerate is configured for {self.distributed_type}: tessera shards the model "
@@ -67,31 +66,38 @@ class Accelerator(accelerate.Accelerator):
                 "UNIMPLEMENTED")
         if self.mixed_precision not in ("no", "bf16"):
             raise TesseraError(
-                f"mixed_precision='{self.mixed_precision}': tessera has 'no' and 'bf16'; fp16 needs "
-                "a GradScaler, which it does not support", "UNIMPLEMENTED")
+                f"mixed_precision='{self.mixed_precision}': tessera supports 'no' and 'bf16'; fp16 "
+                "needs a GradScaler", "UNIMPLEMENTED")
         if self.state.dynamo_plugin.backend.value != "NO":
             raise TesseraError("torch.compile of the whole model: compile each block by "
                                "block.compile() before tessera.shard()", "UNIMPLEMENTED")
 
     def prepare_model(self, model: torch.nn.Module, device_placement: bool | None = None,
                       evaluation_mode: bool = False) -> torch.nn.Module:
-        """A sharded model, in the precision of the accelerator; it stays the same object."""
+        """Sets the model's autocast, and returns the same model: neither moved nor wrapped.
+
+        Errors: INVALID_ARGUMENT  the model is to be trained and is not sharded.
+        """
         if sharded_of(model) is not None:
-            device_placement, evaluation_mode = False, True  # Neither moved nor wrapped in DDP.
+            device_placement, evaluation_mode = False, True
         elif not evaluation_mode and any(p.requires_grad for p in model.parameters()):
-            raise TesseraError("a model that is trained and not sharded: call tessera.shard(model) "
-                               "before prepare()", "INVALID_ARGUMENT")
+            raise TesseraError("the model is to be trained and is not sharded: call "
+                               "tessera.shard(model) before prepare()", "INVALID_ARGUMENT")
         return super().prepare_model(model, device_placement, evaluation_mode)
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer,
                           device_placement: bool | None = None) -> AcceleratedOptimizer:
-        """An optimizer of tessera, as accelerate's."""
+        """Wraps an optimizer of tessera.
+
+        Errors: INVALID_ARGUMENT  another optimizer; FAILED_PRECONDITION  accelerate has another
+          number of processes than the job has ranks.
+        """
         inner = inner_optimizer(optimizer)
         if not isinstance(inner, (JobOptimizer, LocalOptimizer)):
             raise TesseraError(
-                f"the optimizer is {type(inner).__module__}.{type(inner).__name__}: use tessera.AdamW"
-                "(model), Adam or SGD, or tessera.LocalOptimizer(model, make) around another one "
-                "of torch", "INVALID_ARGUMENT")
+                f"the optimizer is {type(inner).__module__}.{type(inner).__name__}: use "
+                "tessera.AdamW(model), Adam or SGD, or tessera.LocalOptimizer(model, make) around "
+                "another one of torch", "INVALID_ARGUMENT")
         if inner.sharded.world_size != self.num_processes:
             raise TesseraError(
                 f"the job has {inner.sharded.world_size} ranks and accelerate has "
@@ -147,7 +153,7 @@ class Accelerator(accelerate.Accelerator):
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True,
                    **kwargs) -> str:
-        """accelerate's folder; models and optimizers are in it as tessera.save() writes them."""
+        """Saves as accelerate does, but models and optimizers by tessera.save(). Collective."""
         with self._without_sharded() as models:
             folder = super().save_state(output_dir, safe_serialization, **kwargs)
             for number, model in enumerate(models):
@@ -156,7 +162,7 @@ class Accelerator(accelerate.Accelerator):
 
     def load_state(self, input_dir: str | None = None, load_kwargs: dict | None = None,
                    **kwargs) -> None:
-        """What save_state() wrote, in this or in another world size."""
+        """Loads what save_state() wrote, in any world size. Collective."""
         folders = []
         # The folder may be one that accelerate has named.
         handle = self.register_load_state_pre_hook(lambda _, folder: folders.append(folder))

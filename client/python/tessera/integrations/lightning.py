@@ -36,18 +36,18 @@ from ..optim import JobOptimizer, LocalOptimizer
 
 _FOLDER, _META = "tessera", "meta.pt"  # In the folder of a checkpoint.
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed")
-# A job has one optimizer: a later fit() goes on with it, and with its schedulers.
+# A job has one optimizer: a later fit() keeps it and its schedulers.
 _made: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
 
 
 class TesseraStrategy(DDPStrategy):
-    """Ranks as with DDP, a process each. The LightningModule's parameters are the job's.
+    """One process for each rank, as with DDP. The strategy shards the LightningModule.
 
-    units, and further arguments: those of tessera.shard(), which is called after configure_model()
-      and before configure_optimizers(); without effect on a module that is sharded already.
+    units, shard_options: arguments of tessera.shard(). It is called after configure_model() and
+      before configure_optimizers(), unless the module is sharded already.
     configure_optimizers() returns one optimizer of tessera, made with `self`.
-    gradient_clip_val clips by norm. A checkpoint is a folder, and may be of another world size; files
-    that other strategies saved are read, too.
+    gradient_clip_val clips by norm. A checkpoint is a folder. Training resumes from one of any
+    world size, and from a file that another strategy saved.
 
     Errors: TesseraError UNIMPLEMENTED or INVALID_ARGUMENT, naming what is not supported.
     """
@@ -76,13 +76,13 @@ class TesseraStrategy(DDPStrategy):
         super()._configure_launcher()
 
     def setup_environment(self) -> None:
-        """tessera.init(), unless the program has called it."""
+        """Calls tessera.init(), unless the program has called it."""
         super().setup_environment()
         if not _cluster.is_initialized():
             _cluster.init(rank=self.global_rank, world_size=self.world_size)
 
     def setup(self, trainer) -> None:
-        """Shards the module, and attaches it by its optimizer."""
+        """Shards the module. Making its optimizer attaches it."""
         precision = self.precision_plugin
         if precision.precision not in _PRECISIONS:
             raise TesseraError(
@@ -105,7 +105,7 @@ class TesseraStrategy(DDPStrategy):
         self.setup_precision_plugin()
 
     def setup_optimizers(self, trainer) -> None:
-        """Of configure_optimizers(), the first time."""
+        """Calls configure_optimizers() the first time, and keeps what it returned."""
         made = _made.get(self._sharded)
         if made is None:
             super().setup_optimizers(trainer)
@@ -140,7 +140,7 @@ class TesseraStrategy(DDPStrategy):
         self.accelerator.teardown()
         self.checkpoint_io.teardown()
 
-    # --- Steps: a hook of Lightning's runs as the module's forward, which opens the root's unit ---
+    # --- Steps: each runs as the module's forward, so that the root's unit is open in it ---
 
     def _as_forward(self, context, method: str, args, kwargs):
         module = self.lightning_module
@@ -179,7 +179,7 @@ class TesseraStrategy(DDPStrategy):
 
     @contextlib.contextmanager
     def block_backward_sync(self):
-        """For all but the last of accumulate_grad_batches."""
+        """Around the backward of each batch of a step but the last."""
         if not self._sharded.keeps_local_gradients:
             yield
             return
@@ -211,7 +211,7 @@ class TesseraStrategy(DDPStrategy):
         return {}
 
     def save_checkpoint(self, checkpoint: dict, filepath, storage_options=None) -> None:
-        """Lightning's part and tessera's, in a folder. Collective."""
+        """Saves Lightning's state and, by tessera.save(), the job's in a folder. Collective."""
         if storage_options is not None:
             raise TesseraError("storage_options: a checkpoint is a folder of a local file system",
                                "UNIMPLEMENTED")
@@ -226,7 +226,7 @@ class TesseraStrategy(DDPStrategy):
             torch.save(checkpoint, os.path.join(folder, _META))
 
     def load_checkpoint(self, checkpoint_path, weights_only: bool | None = None) -> dict:
-        """What save_checkpoint() wrote, or the file of another strategy. Collective."""
+        """Loads what save_checkpoint() wrote, or another strategy's file. Collective."""
         folder = os.path.join(checkpoint_path, _FOLDER)
         if not os.path.isdir(folder):
             return super().load_checkpoint(checkpoint_path, weights_only)

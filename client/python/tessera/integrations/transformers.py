@@ -7,8 +7,8 @@
     tessera run -n 4 train.py
 
 The units are the classes in the model's `_no_split_modules`. For other units, a strategy or a
-precision, call tessera.shard(model, ...) before. All ranks make the same calls: train(), evaluate(),
-predict() and save_model() are collective.
+precision, call tessera.shard(model, ...) first. train(), evaluate(), predict() and save_model() are
+collective: all ranks call them.
 
 Trainer makes a process group of its own, which a restarted rank cannot join: the death of a rank
 ends the run. Continue it by train(resume_from_checkpoint=True).
@@ -22,7 +22,8 @@ import torch
 import transformers
 from transformers.trainer_utils import get_last_checkpoint
 
-from .. import checkpoint, optim
+from .. import checkpoint as files
+from .. import optim
 from .._sharded import shard, sharded_of
 from ..errors import StepUndone, TesseraError
 from .accelerate import Accelerator, inner_optimizer
@@ -50,26 +51,35 @@ def _check(args: transformers.TrainingArguments) -> None:
             raise TesseraError(f"TrainingArguments({name}=...) is not supported: {instead}",
                                "UNIMPLEMENTED")
     if not args.accelerator_config.even_batches:
-        raise TesseraError("accelerator_config: even_batches=False: a forward is collective, and all "
-                           "ranks need the same number of batches", "UNIMPLEMENTED")
+        raise TesseraError("accelerator_config: even_batches=False is not supported: a forward is "
+                           "collective, and all ranks need as many batches", "UNIMPLEMENTED")
     if args.n_gpu > 1:
         raise TesseraError(f"this process has {args.n_gpu} GPUs: start a rank for each by "
                            "`tessera run` or torchrun", "UNIMPLEMENTED")
 
 
+def _of_groups(kind: type, model: torch.nn.Module) -> type:
+    """A class that is called as torch's optimizers are: with groups, without the model."""
+    class OfGroups(kind):
+        def __init__(self, groups, **numbers):
+            super().__init__(model, param_groups=groups, **numbers)
+
+    return OfGroups
+
+
 def blocks_of(model: transformers.PreTrainedModel) -> list[torch.nn.Module]:
-    """The modules that are a unit each: those of the classes in `_no_split_modules`."""
+    """The modules of the classes in `_no_split_modules`: each is a unit."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 class Trainer(transformers.Trainer):
-    """transformers.Trainer, which takes the same arguments. The model is sharded in place.
+    """transformers.Trainer with the same arguments. It shards the model in place.
 
-    optim="adamw_torch", "adamw_torch_fused" and "sgd" run in the workers. Another elementwise one:
-    optimizers=(tessera.LocalOptimizer(model, make), None), of a sharded model.
-    A checkpoint has what tessera.save() writes, and the weights as safetensors. It may be of another
-    world size, or of transformers' own Trainer.
+    optim="adamw_torch", "adamw_torch_fused" and "sgd" run in the workers. For another elementwise
+    optimizer give optimizers=(tessera.LocalOptimizer(model, make), None), of a sharded model.
+    A checkpoint holds what tessera.save() writes, and the weights as safetensors. Training resumes
+    from one of any world size, and from one of transformers' own Trainer.
 
     Errors: TesseraError UNIMPLEMENTED or INVALID_ARGUMENT, naming the argument.
     """
@@ -94,7 +104,7 @@ class Trainer(transformers.Trainer):
                            "as model=", "UNIMPLEMENTED")
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        """Of tessera, by the arguments. Errors: UNIMPLEMENTED  tessera does not have this one."""
+        """tessera's, by the arguments. Errors: UNIMPLEMENTED  tessera has no such optimizer."""
         if self.optimizer is None:
             theirs, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
                 self.args, self.model)
@@ -102,23 +112,18 @@ class Trainer(transformers.Trainer):
             ours = _OPTIMIZERS.get(theirs, theirs)
             known = {"lr", "weight_decay", "momentum", "betas", "eps"}
             if ours not in _OPTIMIZERS.values() or set(options) - known:
+                name = getattr(theirs, "__name__", theirs)
                 raise TesseraError(
-                    f"optim='{getattr(self.args.optim, 'value', '')}' ({getattr(theirs, '__name__', theirs)} with "
-                    f"{', '.join(options)}) is not supported: use adamw_torch or sgd, or give "
-                    "Trainer(optimizers=(tessera.LocalOptimizer(model, make), None))",
-                    "UNIMPLEMENTED")
-
-            class Made(ours):  # Called as torch's are: with groups, and without the model.
-                def __init__(made, groups, **numbers):
-                    super().__init__(self.model, param_groups=groups, **numbers)
-
-            self.optimizer_cls_and_kwargs = (Made, options)
+                    f"optim='{self.args.optim.value}' ({name} with {', '.join(options)}) is not "
+                    "supported: use adamw_torch or sgd, or give Trainer(optimizers=("
+                    "tessera.LocalOptimizer(model, make), None))", "UNIMPLEMENTED")
+            self.optimizer_cls_and_kwargs = (_of_groups(ours, self.model), options)
         return super().create_optimizer(model)
 
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        """As transformers'. Errors: TesseraError ABORTED  a process of the job died."""
+    def train(self, *args, **kwargs):
+        """As transformers' train(). Errors: TesseraError ABORTED  a process of the job died."""
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            return super().train(*args, **kwargs)
         except StepUndone as error:
             last = get_last_checkpoint(self.args.output_dir)
             raise TesseraError(
@@ -128,19 +133,19 @@ class Trainer(transformers.Trainer):
 
     def _get_grad_norm(self, model, grad_norm=None):
         if grad_norm is None and isinstance(inner_optimizer(self.optimizer), optim.LocalOptimizer):
-            return None  # It clips by itself, and does not tell.
+            return None  # It clips by itself, and does not return the norm.
         return super()._get_grad_norm(model, grad_norm)
 
     def evaluation_loop(self, *args, **kwargs):
-        """Of evaluate() and predict(). Before train() it makes the optimizer: a forward attaches."""
+        """For evaluate() and predict(). Makes the optimizer first, since a forward attaches."""
         if not self.model.tessera.attached:
             self.create_optimizer()
         return super().evaluation_loop(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """For from_pretrained(): weights as safetensors, config, tokenizer. Collective.
+        """Saves weights, config and tokenizer for from_pretrained(). Collective.
 
-        Errors: FAILED_PRECONDITION  another rank has ended: it did not make this call.
+        Errors: FAILED_PRECONDITION  another rank has ended, and does not make this call.
         """
         folder = output_dir or self.args.output_dir
         try:
@@ -153,14 +158,14 @@ class Trainer(transformers.Trainer):
             self._save(folder, state_dict=self.model.state_dict())
         else:
             if self.args.should_save:
-                # Its state_dict is replaced by what all ranks write below.
+                # All ranks write the weights below, in place of these.
                 self._save(folder, state_dict={})
-            checkpoint.save_model(self.model, os.path.join(folder, _WEIGHTS))
+            files.save_model(self.model, os.path.join(folder, _WEIGHTS))
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        checkpoint.save(self.model, os.path.join(output_dir, _FOLDER), random_state=False)
+        files.save(self.model, os.path.join(output_dir, _FOLDER), random_state=False)
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, _SCHEDULER))
 
@@ -168,14 +173,14 @@ class Trainer(transformers.Trainer):
         if not os.path.isdir(os.path.join(resume_from_checkpoint, _FOLDER)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
-    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
-        folder = os.path.join(checkpoint_folder or "", _FOLDER)
-        if checkpoint_folder is None or not os.path.isdir(folder):
-            super()._load_optimizer_and_scheduler(checkpoint_folder)
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        folder = os.path.join(checkpoint or "", _FOLDER)
+        if checkpoint is None or not os.path.isdir(folder):
+            super()._load_optimizer_and_scheduler(checkpoint)
             return
-        checkpoint.load(self.model, folder)
+        files.load(self.model, folder)
         self.lr_scheduler.load_state_dict(torch.load(
-            os.path.join(checkpoint_folder, _SCHEDULER), weights_only=True))
+            os.path.join(checkpoint, _SCHEDULER), weights_only=True))
 
     def _load_best_model(self) -> None:
-        checkpoint.load_model(self.model, os.path.join(self.state.best_model_checkpoint, _WEIGHTS))
+        files.load_model(self.model, os.path.join(self.state.best_model_checkpoint, _WEIGHTS))
