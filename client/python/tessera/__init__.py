@@ -38,7 +38,8 @@ from .optim import SGD, Adam, AdamW, LocalOptimizer, repeatable
 __version__ = _lib.version().decode()
 __all__ = ["Adam", "AdamW", "Batches", "Context", "LocalOptimizer", "OutsideWindowError",
            "Precision", "SGD", "Sharded", "StepUndone", "TesseraError", "await_save", "init",
-           "live", "load", "load_model", "register_state", "repeatable", "save", "save_model", "shard"]
+           "live", "load", "load_model", "register_state", "repeatable", "save", "save_model",
+           "shard"]
 
 
 def _on_outside_window(signum, frame):

@@ -125,7 +125,8 @@ class Trainer(transformers.Trainer):
         try:
             return super().train(*args, **kwargs)
         except StepUndone as error:
-            last = get_last_checkpoint(self.args.output_dir)
+            folder = self.args.output_dir
+            last = get_last_checkpoint(folder) if os.path.isdir(folder) else None
             raise TesseraError(
                 f"{error}, and Trainer cannot repeat the step: start all ranks again"
                 + (", with train(resume_from_checkpoint=True)" if last else ""),
