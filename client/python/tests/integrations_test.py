@@ -185,6 +185,14 @@ class TransformersTest(Case):
         whole = self.train("undisturbed", 2)
         self.assert_same(whole, self.train("killed", 2, resume=True), 0)
 
+    def test_ranks_that_accelerate_does_not_see_are_named(self):
+        if torch.cuda.is_available():
+            self.skipTest("there is a GPU, which each rank would use")
+        process = self.run_ranks(2, trainer.__file__, "transformers", self.folder / "unseen",
+                                 json.dumps({"use_cpu": False}))
+        self.assertIn("the job has 2 ranks and accelerate has 1 processes", process.stdout)
+        self.assertIn("TrainingArguments(use_cpu=True)", process.stdout)
+
     def test_saving_on_rank_0_alone_is_an_error_that_says_so(self):
         script = self.folder / "alone.py"
         script.write_text(f"""

@@ -101,7 +101,8 @@ class Accelerator(accelerate.Accelerator):
         if inner.sharded.world_size != self.num_processes:
             raise TesseraError(
                 f"the job has {inner.sharded.world_size} ranks and accelerate has "
-                f"{self.num_processes} processes: start them by `tessera run -n N` or torchrun",
+                f"{self.num_processes} processes: start them by `tessera run -n N` or torchrun, and "
+                "on CPUs give TrainingArguments(use_cpu=True) or Accelerator(cpu=True)",
                 "FAILED_PRECONDITION")
         if isinstance(inner, LocalOptimizer):
             inner.sharded.states.setdefault("optimizer", inner)  # It is in checkpoints, too.
