@@ -32,14 +32,16 @@ from ._library import lib as _lib
 from ._plan import Precision
 from ._sharded import Sharded, shard, take_outside_window as _take_outside_window
 from .checkpoint import await_save, load, load_model, register_state, save, save_model
+from .data import Batches
 from .errors import OutsideWindowError, StepUndone, TesseraError
 from .optim import SGD, Adam, AdamW, LocalOptimizer, repeatable
 from .scaler import GradScaler
 
 __version__ = _lib.version().decode()
-__all__ = ["Adam", "AdamW", "Context", "GradScaler", "LocalOptimizer", "OutsideWindowError",
-           "Precision", "SGD", "Sharded", "StepUndone", "TesseraError", "await_save", "init", "live",
-           "load", "load_model", "register_state", "repeatable", "save", "save_model", "shard"]
+__all__ = ["Adam", "AdamW", "Batches", "Context", "GradScaler", "LocalOptimizer",
+           "OutsideWindowError", "Precision", "SGD", "Sharded", "StepUndone", "TesseraError",
+           "await_save", "init", "live", "load", "load_model", "register_state", "repeatable", "save",
+           "save_model", "shard"]
 
 
 def _on_outside_window(signum, frame):

@@ -58,6 +58,11 @@ def context(gpu: int | None = None) -> Context:
     return found
 
 
+def is_initialized() -> bool:
+    """Whether init() was called."""
+    return _context is not None
+
+
 def _number(name: str) -> int | None:
     text = os.environ.get(name)
     if text is None or text == "":

@@ -61,6 +61,7 @@ class Sharded:
         self._load_state_dict = root.load_state_dict
         root.load_state_dict = self.load_state_dict
         root.zero_grad = self.zero_grad
+        private.replace_apply(root, self._apply)
         for unit in units:
             if unit.module is not root:
                 unit.module.zero_grad = self._zero_grad_of(unit)
@@ -385,6 +386,11 @@ class Sharded:
             self._read(lib.read_gradients, (unit.index,), unit, found)
         return found
 
+    @property
+    def keeps_local_gradients(self) -> bool:
+        """Whether each unit has a slot for gradients that are not reduced yet: for no_sync()."""
+        return self._config.get("gradient_slots") == 0
+
     @contextlib.contextmanager
     def no_sync(self):
         """Backwards in here only add gradients up; they are reduced by a later one, or the step."""
@@ -524,6 +530,20 @@ class Sharded:
             return self._load_state_dict(state_dict, strict=strict)
 
 
+    def _apply(self, convert, *args) -> torch.nn.Module:
+        """For model.to(), half(), cuda(). Errors: FAILED_PRECONDITION  another dtype or device."""
+        if not self.attached or self._summoned:
+            return private.apply(self.root, convert, *args)
+        like = self.units[0].parameters[0]
+        converted = convert(torch.empty(0, dtype=like.dtype, device=like.device))
+        if (converted.dtype, converted.device) != (like.dtype, like.device):
+            raise TesseraError(
+                f"the model is attached, and its parameters stay {like.dtype} on {like.device}: "
+                f"move or cast it before the optimizer is made, not to {converted.dtype} on "
+                f"{converted.device}", "FAILED_PRECONDITION")
+        return self.root
+
+
 def take_outside_window() -> str:
     return lib.text(lib.take_outside_window)
 
@@ -549,7 +569,7 @@ def shard(model: torch.nn.Module, units=None, *, strategy: str = "FULL_SHARD",
     if not isinstance(model, torch.nn.Module):
         raise TesseraError(f"shard() takes a torch.nn.Module, not {type(model).__name__}",
                            "INVALID_ARGUMENT")
-    if isinstance(getattr(model, "tessera", None), Sharded):
+    if sharded_of(model) is not None:
         raise TesseraError("the model is sharded already", "FAILED_PRECONDITION")
     if strategy not in _plan.STRATEGIES:
         raise TesseraError(f"strategy '{strategy}': one of {', '.join(_plan.STRATEGIES)}",
@@ -572,10 +592,16 @@ def _dtype_name(what: str, dtype: torch.dtype) -> str:
     raise TesseraError(f"{what}: {dtype} is not float32, bfloat16 or float16", "INVALID_ARGUMENT")
 
 
+def sharded_of(model) -> Sharded | None:
+    """model.tessera; None if shard() was not called."""
+    found = getattr(model, "tessera", None)
+    return found if isinstance(found, Sharded) else None
+
+
 def of(model) -> Sharded:
     """model.tessera. Errors: FAILED_PRECONDITION  shard() was not called."""
-    sharded = model if isinstance(model, Sharded) else getattr(model, "tessera", None)
-    if not isinstance(sharded, Sharded):
+    sharded = model if isinstance(model, Sharded) else sharded_of(model)
+    if sharded is None:
         raise TesseraError("the model is not sharded: call tessera.shard(model) first",
                            "FAILED_PRECONDITION")
     return sharded

@@ -42,5 +42,15 @@ def profiler_range(what: str, unit: str):
     return torch.profiler.record_function(f"tessera::{what} ({unit or 'root'})")
 
 
+def replace_apply(module: torch.nn.Module, function) -> None:
+    """to(), cuda(), half() and the like of `module` call function(convert, *args)."""
+    module._apply = function
+
+
+def apply(module: torch.nn.Module, *args) -> torch.nn.Module:
+    """What replace_apply() has replaced."""
+    return type(module)._apply(module, *args)
+
+
 # Without it torch.compile would trace hooks, which talk to other processes.
 without_compiling = torch._dynamo.disable if hasattr(torch, "_dynamo") else (lambda f: f)

@@ -750,6 +750,16 @@ class MisuseTest(Case):
         loss_of(sharded, batches(1)[0]).backward()
         opt.step()
 
+    def test_an_attached_model_stays_where_it_is_and_what_it_is(self):
+        _, sharded = self.pair()
+        optimizer = tessera.SGD(sharded, lr=0.1)
+        loss_of(sharded, batches(1)[0]).backward()
+        self.assertIs(sharded.to(DEVICE), sharded)
+        self.assertIs(sharded.float(), sharded)
+        with self.assertRaisesRegex(tessera.TesseraError, "not to torch.float64"):
+            sharded.double()
+        optimizer.step()
+
     def test_what_would_silently_not_train_is_named(self):
         plain = Model()
         plain.head.bias.requires_grad_(False)
