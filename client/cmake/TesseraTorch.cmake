@@ -29,6 +29,8 @@ file(GLOB _tessera_torch_sources "${_tessera_sources}/client/torch/*.cc")
 add_library(tessera_torch STATIC EXCLUDE_FROM_ALL ${_tessera_torch_sources})
 add_library(Tessera::torch ALIAS tessera_torch)
 set_target_properties(tessera_torch PROPERTIES POSITION_INDEPENDENT_CODE ON)
+# The warnings that a project asks for are of its own sources.
+target_compile_options(tessera_torch PRIVATE -w)
 target_include_directories(tessera_torch PRIVATE "${_tessera_sources}")
 target_precompile_headers(tessera_torch PRIVATE <tessera/torch/libtorch.h>)
 target_link_libraries(tessera_torch
