@@ -9,6 +9,9 @@ if(TARGET Tessera::torch)
 endif()
 
 add_library(tessera_libtorch INTERFACE)
+# PyPI's libtorch exports std::filesystem of its own. The C++ library comes before it, so that all of
+# a process uses one.
+target_link_libraries(tessera_libtorch INTERFACE -Wl,--push-state,--no-as-needed,-lstdc++,--pop-state)
 if(Tessera_TORCH_ROOT)
   if(NOT EXISTS "${Tessera_TORCH_ROOT}/lib/libtorch.so")
     message(FATAL_ERROR "Tessera_TORCH_ROOT: ${Tessera_TORCH_ROOT} has no lib/libtorch.so")
@@ -17,7 +20,7 @@ if(Tessera_TORCH_ROOT)
     "${Tessera_TORCH_ROOT}/include" "${Tessera_TORCH_ROOT}/include/torch/csrc/api/include")
   # libtorch.so brings the devices' libraries, to which nothing refers.
   target_link_libraries(tessera_libtorch INTERFACE
-    -Wl,--push-state,--no-as-needed "${Tessera_TORCH_ROOT}/lib/libtorch.so" -Wl,--pop-state
+    "-Wl,--push-state,--no-as-needed,${Tessera_TORCH_ROOT}/lib/libtorch.so,--pop-state"
     "${Tessera_TORCH_ROOT}/lib/libtorch_cpu.so" "${Tessera_TORCH_ROOT}/lib/libc10.so")
 else()
   find_dependency(Torch)
