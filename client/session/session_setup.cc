@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "client/session/session_state.h"
 
@@ -24,6 +25,12 @@ int64_t SessionSetup::WholeBytes(int unit) const {
 
 void SessionSetup::LimitWaits(absl::Time deadline) {
   session_->state().client.LimitWaits(deadline);
+}
+
+void SessionSetup::LogIfContinued() const {
+  if (!session_->initialized() || session_->rank() != 0) return;
+  TESSERA_LOG(INFO, "the job exists already: training continues at step {} with its values",
+              session_->next_step());
 }
 
 absl::StatusOr<char*> SessionSetup::ClaimSlot() {

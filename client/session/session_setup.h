@@ -33,6 +33,8 @@ class SessionSetup {
 
   // No wait of the session lasts beyond `deadline` from now on; InfiniteFuture: as the options say.
   void LimitWaits(absl::Time deadline);
+  // A line in the log of rank 0 where the job has its initial values already.
+  void LogIfContinued() const;
 
   absl::Status Broadcast(absl::Span<char> bytes);
   // `all` holds world_size * own.size() bytes.

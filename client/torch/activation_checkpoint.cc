@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/version.h>
 
 #include <mutex>
 #include <string>
@@ -22,6 +23,30 @@ using checkpoint_internal::Tensors;
 using torch::autograd::AutogradContext;
 using torch::autograd::Node;
 
+// Of the CPU. From libtorch 2.4 on, autocast is asked by device.
+struct Autocast {
+  bool enabled = false;
+  at::ScalarType dtype = at::kBFloat16;
+
+  static Autocast Now() {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
+    return {at::autocast::is_autocast_enabled(at::kCPU),
+            at::autocast::get_autocast_dtype(at::kCPU)};
+#else
+    return {at::autocast::is_cpu_enabled(), at::autocast::get_autocast_cpu_dtype()};
+#endif
+  }
+  void Restore() const {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
+    at::autocast::set_autocast_enabled(at::kCPU, enabled);
+    at::autocast::set_autocast_dtype(at::kCPU, dtype);
+#else
+    at::autocast::set_cpu_enabled(enabled);
+    at::autocast::set_autocast_cpu_dtype(dtype);
+#endif
+  }
+};
+
 // What a forward depends on in addition to its inputs.
 class Surroundings {
  public:
@@ -31,22 +56,19 @@ class Surroundings {
     // The generator's own lock: other threads may draw from it.
     const std::lock_guard<std::mutex> lock(generator.mutex());
     now.random_ = generator.get_state();
-    now.autocast_ = at::autocast::is_cpu_enabled();
-    now.autocast_dtype_ = at::autocast::get_autocast_cpu_dtype();
+    now.autocast_ = Autocast::Now();
     return now;
   }
   void Restore() const {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     const std::lock_guard<std::mutex> lock(generator.mutex());
     generator.set_state(random_);
-    at::autocast::set_cpu_enabled(autocast_);
-    at::autocast::set_autocast_cpu_dtype(autocast_dtype_);
+    autocast_.Restore();
   }
 
  private:
   torch::Tensor random_;
-  bool autocast_ = false;
-  at::ScalarType autocast_dtype_ = at::kBFloat16;
+  Autocast autocast_;
 };
 
 // While one lives, this thread is where it was in forward.

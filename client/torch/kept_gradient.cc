@@ -24,6 +24,8 @@ class KeptGradientImpl : public c10::TensorImpl {
     // See docs/adr/0061.
     key_set_ = c10::DispatchKeySet(kKey);  // Without autograd's, so that every kernel is Refuse.
     set_sizes_contiguous(shape);
+    // Kernels of libtorch 2 compare tensors' storages without asking whether there are any.
+    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device));
   }
 
   [[noreturn]] void Refuse() const {

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/log.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "client/session/session_buffers.h"
@@ -103,10 +102,7 @@ class ShardedModelImpl : public ShardedModel {
 absl::Status ShardedModelImpl::Open(absl::Time deadline) {
   SessionSetup setup(session_.get());
   setup.LimitWaits(deadline);
-  if (session_->initialized() && session_->rank() == 0) {
-    TESSERA_LOG(INFO, "the job exists already: training continues at step {} with its values",
-                session_->next_step());
-  }
+  setup.LogIfContinued();
   // A successor's module does not have the state's buffers yet.
   if (session_->initialized()) RETURN_IF_ERROR(SessionBuffers(session_.get()).Resume());
   // Where another trainer ends, all begin again with the first values.

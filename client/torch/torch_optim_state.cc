@@ -1,7 +1,10 @@
 // The state of libtorch's own optimizers as an OptimStateDict, and back.
 #include <memory>
 #include <set>
+#include <sstream>
+#include <string>
 #include <tuple>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -18,9 +21,18 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
-// libtorch keeps states by this.
-std::string StateKey(const torch::Tensor& parameter) {
-  return c10::guts::to_string(parameter.unsafeGetTensorImpl());
+using StateKey = std::decay_t<decltype(std::declval<Optimizer&>().state())>::key_type;
+
+// libtorch keeps states by the address of the parameter; older versions by its digits.
+template <typename Key>
+Key KeyOf(const torch::Tensor& parameter) {
+  if constexpr (std::is_same_v<Key, std::string>) {
+    std::ostringstream digits;
+    digits << parameter.unsafeGetTensorImpl();
+    return digits.str();
+  } else {
+    return parameter.unsafeGetTensorImpl();
+  }
 }
 
 absl::StatusOr<std::vector<torch::Tensor>> ParametersOf(const Optimizer& optimizer,
@@ -199,7 +211,7 @@ absl::Status CheckGroups(const OptimStateDict& dict, const Optimizer& optimizer)
   return absl::OkStatus();
 }
 
-using States = std::unordered_map<std::string, std::unique_ptr<OptimizerParamState>>;
+using States = std::unordered_map<StateKey, std::unique_ptr<OptimizerParamState>>;
 
 // By libtorch's key.
 absl::StatusOr<States> StatesFrom(const OptimStateDict& dict, const std::vector<std::string>& names,
@@ -219,7 +231,7 @@ absl::StatusOr<States> StatesFrom(const OptimStateDict& dict, const std::vector<
   for (size_t i = 0; i < names.size(); ++i) {
     const OptimParamState* from = dict.state.find(names[i]);
     if (from == nullptr) continue;
-    ASSIGN_OR_RETURN(states[StateKey(parameters[i])],
+    ASSIGN_OR_RETURN(states[KeyOf<StateKey>(parameters[i])],
                      ToTorch(optimizer, names[i], *from, parameters[i]));
   }
   return states;
@@ -240,7 +252,7 @@ absl::StatusOr<OptimStateDict> ReadState(const Optimizer& optimizer,
     for (size_t i = 0; i < group.params().size(); ++i) to.params.push_back(names[next++]);
   }
   for (size_t i = 0; i < names.size(); ++i) {
-    const auto state = optimizer.state().find(StateKey(parameters[i]));
+    const auto state = optimizer.state().find(KeyOf<StateKey>(parameters[i]));
     if (state == optimizer.state().end()) continue;
     ASSIGN_OR_RETURN(OptimParamState of_parameter, FromTorch(*state->second));
     dict.state.insert(names[i], std::move(of_parameter));
