@@ -156,7 +156,8 @@ absl::StatusOr<KeyAndCertificate> MakeCertificate(const KeyAndCertificate& autho
   X509* const certificate = made.get();
   RETURN_IF_ERROR(Add(certificate, issuer.get(), NID_basic_constraints, "critical,CA:FALSE"));
   RETURN_IF_ERROR(Add(certificate, issuer.get(), NID_key_usage, "critical,digitalSignature"));
-  RETURN_IF_ERROR(Add(certificate, issuer.get(), NID_ext_key_usage, "serverAuth,clientAuth"));
+  RETURN_IF_ERROR(Add(certificate, issuer.get(), NID_ext_key_usage,
+                      request.may_serve ? "serverAuth,clientAuth" : "clientAuth"));
   RETURN_IF_ERROR(Add(certificate, issuer.get(), NID_authority_key_identifier, "keyid"));
   if (!names.empty()) RETURN_IF_ERROR(Add(certificate, issuer.get(), NID_subject_alt_name, names));
   if (X509_set_issuer_name(certificate, X509_get_subject_name(issuer.get())) != 1 ||

@@ -22,6 +22,7 @@ struct CertificateRequest {
   std::string common_name;         // 1 to 64 bytes.
   std::vector<std::string> hosts;  // IP addresses or names that it is for; may be none.
   absl::Duration valid_for;        // From now on.
+  bool may_serve = false;          // Else it is a client's alone.
 };
 
 // An authority: signs its own certificate. Errors: Internal  names what OpenSSL refused.

@@ -117,14 +117,14 @@ absl::StatusOr<std::vector<Wanted>> WantedBy(const Flags& flags) {
   const absl::Duration valid_for = absl::Hours(24 * flags.days);
   std::vector<Wanted> wanted;
   if (!flags.coordinators.empty())
-    wanted.push_back({"coordinator", {"tessera:coordinator", flags.coordinators, valid_for}});
+    wanted.push_back({"coordinator", {"tessera:coordinator", flags.coordinators, valid_for, true}});
   for (const std::string& worker : flags.workers) {
     const std::pair<std::string, std::string> parts =
         absl::StrSplit(worker, absl::MaxSplits('=', 1));
     RETURN_IF_ERROR(CheckWorkerId("--worker", parts.first));
     const std::string& host = parts.second.empty() ? parts.first : parts.second;
     wanted.push_back({absl::StrCat("worker-", parts.first),
-                      {absl::StrCat("tessera:worker:", parts.first), {host}, valid_for}});
+                      {absl::StrCat("tessera:worker:", parts.first), {host}, valid_for, true}});
   }
   const auto add_people = [&](const std::vector<std::string>& names, const std::string& role) {
     for (const std::string& name : names) {

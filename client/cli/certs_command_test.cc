@@ -11,6 +11,7 @@
 #include "grpcpp/grpcpp.h"
 #include "net/credentials.h"
 #include "net/transport_security.h"
+#include "proto/coordinator.grpc.pb.h"
 
 namespace tessera::cli {
 namespace {
@@ -44,7 +45,9 @@ class CertsCommandTest : public testing::Test {
   bool Connects(const TlsFiles& server, const TlsFiles& client) {
     const auto credentials = MakeServerCredentials("127.0.0.1:0", server, false);
     EXPECT_OK(credentials);
+    v1::Jobs::Service service;  // A server polls for what it serves.
     grpc::ServerBuilder builder;
+    builder.RegisterService(&service);
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", *credentials, &port);
     const std::unique_ptr<grpc::Server> running = builder.BuildAndStart();

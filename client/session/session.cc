@@ -87,8 +87,10 @@ Session::~Session() {
   RankClient& client = state_->client;
   if (!client.attached()) return;
   // Only an executor in this process needs to be idle. Otherwise the next trainer takes it up.
-  client.Detach(/*idle=*/client.hosts_executor() && !within_step() && !client.EpochIsOver() &&
-                state_->slots.Drop().ok());
+  const bool is_within_step = within_step();
+  client.Detach(/*idle=*/client.hosts_executor() && !is_within_step && !client.EpochIsOver() &&
+                    state_->slots.Drop().ok(),
+                is_within_step);
 }
 
 const ModelLayout& Session::layout() const { return state_->client.layout(); }

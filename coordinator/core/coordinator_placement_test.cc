@@ -188,6 +188,15 @@ TEST_F(CoordinatorPlacementTest, WhatWasHeardBeforeAJobWasContinuedDoesNotComple
   ASSERT_OK(CreateAgain("job", "again"));
   HearOfTrainers("job", {4, 5});  // Its trainers are on their way.
   EXPECT_FALSE(StatusOf("job").completed);
+  HearOfTrainers("job", {6, 5});
+  EXPECT_FALSE(StatusOf("job").completed) << "rank 1's trainer has not come again";
+  RestartCoordinator();
+  HearOfTrainers("job", {6, 5});
+  EXPECT_FALSE(StatusOf("job").completed);
+  Fail("a", "job");  // And in another epoch.
+  Prepared("a", "job", 2);
+  HearOfTrainers("job", {6, 5});
+  EXPECT_FALSE(StatusOf("job").completed);
   HearOfTrainers("job", {0, 0}, /*attached=*/true);
   HearOfTrainers("job", {6, 7});
   EXPECT_TRUE(StatusOf("job").completed);
@@ -209,6 +218,9 @@ TEST_F(CoordinatorPlacementTest, CompletedJobWhoseWorkerIsGoneIsLostAsAnyOther) 
   EXPECT_EQ(StatusOf("job").state, JobState::kStarting);
   Register("a", 2, /*incarnation=*/2);
   EXPECT_EQ(StatusOf("job").state, JobState::kLost);
+  const std::string why = StatusOf("job").reason;
+  ASSERT_OK(CreateAgain("job", "again"));
+  EXPECT_EQ(StatusOf("job").reason, why) << "which says what to do";
 }
 
 TEST_F(CoordinatorPlacementTest, JobThatNeedsMoreMemoryThanAWorkerHasWaitsAndSaysTheBytes) {

@@ -118,15 +118,17 @@ int64_t DurableState::MaxFreeDevices() const {
   for (const auto& [worker, member] : members_.members()) {
     if (!member.lost) free += member.num_devices;
   }
+  std::set<DeviceId> held;  // Two jobs may be on one: one that was completed, and is no longer.
   for (const auto& [id, job] : jobs_) {
     if (job.status.FreesDevices()) continue;
     for (const RankPlacement& placement : job.status.placements) {
       const Member* member = members_.Find(placement.worker);
       // Devices of lost workers were not counted above.
-      free -= member != nullptr && !member->lost && placement.device < member->num_devices;
+      if (member != nullptr && !member->lost && placement.device < member->num_devices)
+        held.emplace(placement.worker, placement.device);
     }
   }
-  return free;
+  return free - static_cast<int64_t>(held.size());
 }
 
 absl::Status DurableState::CheckConsistent() const {

@@ -149,6 +149,7 @@ void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, absl::
   next.failure_code = failure.code;
   // A failure of what only keeps the state wakes nobody.
   next.completed = job.status.completed && next.bound;
+  next.completed_after = job.status.completed_after;
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);
   state_->Put(EpochOverRecord{id}, effects);
   saves_->EndSaveTry(id, reason, now, effects);
@@ -236,6 +237,7 @@ void EpochProtocol::GiveUp(const JobId& id, const std::string& reason, absl::Tim
   const auto state = NextState(next.state, JobEvent::kShardsLost);
   TESSERA_CHECK(state.has_value());
   next.state = *state;
+  next.completed = false;
   const std::string broken = state_->durable().WhyPlacementBroken(next);
   next.reason = absl::StrCat(reason, broken.empty() ? "" : absl::StrCat(" (", broken, ")"),
                              ": delete the job, and create it again from its last saved model");

@@ -42,13 +42,6 @@ struct EpochRuntime {
         order(spec->config.world_size, spec),
         ledger(spec->config.world_size, committed_step) {}
 
-  // By rank: the attachments after which their trainers were done.
-  std::map<int32_t, Incarnation> Finished() const {
-    std::map<int32_t, Incarnation> finished;
-    for (const auto& [rank, status] : ranks) finished[rank] = status.finished;
-    return finished;
-  }
-
   Epoch epoch;
   EpochGather gather;
   OrderValidator order;
@@ -58,8 +51,6 @@ struct EpochRuntime {
   std::map<int32_t, SaveProgress> saving;   // By rank.
   std::optional<EpochFailure> failure;
   std::optional<absl::Time> preparing_since;
-  // When the job was continued after it was completed: as Finished() was.
-  std::map<int32_t, Incarnation> continued;
   // By rank: offers of trainers to hand this job over, and the ranks of this job that are ready for
   // the next phase of taking over another one.
   std::map<int32_t, HandOverOffer> offers;

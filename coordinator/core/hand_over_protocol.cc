@@ -182,6 +182,7 @@ void HandOverProtocol::FinishHandOver(const JobId& id, absl::Time now, Effects* 
   const auto state = NextState(next.state, JobEvent::kHandedOver);
   TESSERA_CHECK(state.has_value());
   next.state = *state;
+  next.completed = false;
   next.reason =
       absl::StrCat("job '", done.taker.value(), "' has taken it over at step ", done.step.value());
   // Not earlier: until all ranks of the taker had the values, this memory was the only copy.

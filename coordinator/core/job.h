@@ -77,6 +77,9 @@ struct JobStatus {
   // All trainers have said that they are done. The job holds memory, but no devices, until a trainer
   // comes again.
   bool completed = false;
+  // By rank: the attachments after which their trainers were done when the job was completed last.
+  // They do not complete it again.
+  std::map<int32_t, Incarnation> completed_after;
 
   // Whether others may use its devices.
   bool FreesDevices() const { return completed || IsOver(state); }

@@ -60,7 +60,7 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
     RETURN_IF_ERROR(CheckOwner(event, job->owner));
     RETURN_IF_ERROR(Annotate(CompareJobSpecs(*job->spec, *event.spec),
                              absl::StrCat("job '", event.job.value(), "' exists")));
-    if (job->status.completed && replay == nullptr) {
+    if (job->status.completed && !IsOver(job->status.state) && replay == nullptr) {
       RETURN_IF_ERROR(Continue(event.job, *job, effects));
       job = state_->FindJob(event.job);
     }
@@ -109,8 +109,6 @@ absl::Status JobRequests::Continue(const JobId& id, const Job& job, Effects* eff
                                                " got its devices: wait until they are "
                                                "completed, or delete them"));
   }
-  EpochRuntime& runtime = state_->Runtime(id, job);
-  runtime.continued = runtime.Finished();
   JobStatus next = job.status;
   next.completed = false;
   next.reason = "a trainer continues it";

@@ -113,15 +113,20 @@ void WorkerReports::UpdateCompleted(const JobId& id, absl::Time now, Effects* ef
   const EpochRuntime* runtime = state_->FindRuntime(id, job);
   if (job.status.state != JobState::kRunning || runtime == nullptr || runtime->failure) return;
   bool is_done = runtime->ranks.size() == job.status.placements.size(), has_trainer = false;
+  std::map<int32_t, Incarnation> finished;
   for (const auto& [rank, status] : runtime->ranks) {
     has_trainer |= status.attached;
-    is_done &= !status.attached && status.finished != Incarnation();
+    // A rank whose trainer has not come again since the job was continued is not done.
+    const auto before = job.status.completed_after.find(rank);
+    const bool is_new =
+        before == job.status.completed_after.end() || before->second != status.finished;
+    is_done &= !status.attached && status.finished != Incarnation() && is_new;
+    finished[rank] = status.finished;
   }
-  // What was heard before the job was continued does not end it again.
-  is_done &= runtime->Finished() != runtime->continued;
   if (job.status.completed ? !has_trainer : !is_done) return;
   JobStatus next = job.status;
   next.completed = is_done;
+  if (is_done) next.completed_after = std::move(finished);
   next.reason = is_done
                     ? "all of its trainers are done; its devices are free, and its state is kept"
                     : "a trainer has come again";

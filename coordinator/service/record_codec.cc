@@ -43,6 +43,8 @@ journal::JobStatus EncodeStatus(const JobStatus& status) {
   encoded.set_failure_code(status.failure_code);
   for (const WorkerId& worker : status.unconfirmed) encoded.add_unconfirmed(worker.value());
   encoded.set_completed(status.completed);
+  for (const auto& [rank, attachment] : status.completed_after)
+    (*encoded.mutable_completed_after())[rank] = attachment.value();
   encoded.mutable_rebuilt_ranks()->Add(status.rebuilt_ranks.begin(), status.rebuilt_ranks.end());
   return encoded;
 }
@@ -225,6 +227,8 @@ absl::StatusOr<JobStatus> DecodeStatus(const JournalRow& row, const journal::Job
   decoded.failure_code = status.failure_code();
   for (const std::string& worker : status.unconfirmed()) decoded.unconfirmed.emplace(worker);
   decoded.completed = status.completed();
+  for (const auto& [rank, attachment] : status.completed_after())
+    decoded.completed_after[rank] = Incarnation(attachment);
   decoded.rebuilt_ranks.insert(status.rebuilt_ranks().begin(), status.rebuilt_ranks().end());
   decoded.epoch = Epoch(status.epoch());
   decoded.resume_step = Step(status.resume_step());

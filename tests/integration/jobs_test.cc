@@ -163,6 +163,14 @@ TEST_F(JobsTest, NextJobStartsAtOnceWhereTrainersAreDoneAndTheFirstContinuesAfte
   const SessionOptions first = ToyOptions(*cluster_, "first", 2 * kWorldSize);
   ASSERT_OK_AND_ASSIGN(std::optional<TrainerTeam> team, TrainerTeam::Open(first));
   ASSERT_OK(team->TrainTo(3));
+  // Evaluation after the last step.
+  ASSERT_OK(team->RunAll([](Session* session) -> absl::Status {
+    for (int unit = 0; unit < session->num_units(); ++unit) {
+      RETURN_IF_ERROR(session->Unshard(unit));
+      RETURN_IF_ERROR(session->Reshard(unit));
+    }
+    return session->EndForward();
+  }));
   team.reset();
   const SessionOptions next = ToyOptions(*cluster_, "next", 2 * kWorldSize);
   ASSERT_OK_AND_ASSIGN(team, TrainerTeam::Open(next));

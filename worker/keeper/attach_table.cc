@@ -173,6 +173,7 @@ absl::StatusOr<GivenRank> AttachTable::Attach(const v1::AttachRequest& request,
   entry.state = AttachState::kAttached;
   entry.attachment = Incarnation(next_attachment_++);
   entry.finished = Incarnation();
+  entry.reported.Clear();
   TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({}), process {} of user {}",
               context_->job_id, rank.value(), entry.attachment.value(), peer.pid, peer.uid);
   given.response.set_attachment(entry.attachment.value());
@@ -214,8 +215,7 @@ void AttachTable::Detach(Rank rank, Incarnation attachment, Leaving how) {
   if (context_->vault != nullptr)
     context_->vault->NoteTrainer(context_->vault_owner, rank, /*pid=*/0);
   // A clean end leaves the epoch to the next trainer, which continues where this one stopped.
-  const bool is_between_steps = context_->regions.control(rank)->within_step.load() == 0;
-  if (how == Leaving::kDone && is_between_steps) entry.finished = attachment;
+  if (how == Leaving::kDone) entry.finished = attachment;
   if (how != Leaving::kDied || epochs_->is_closed()) return;
   epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
   ExecutorSlot& slot = executors_->Of(rank);

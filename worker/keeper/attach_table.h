@@ -31,7 +31,8 @@
 namespace tessera {
 
 enum class AttachState { kFree, kAttached };
-// How a trainer left. kLeft: nobody knows whether it goes on, and it has left nothing to mend.
+// How a trainer left. kLeft: in an orderly way, but the job is not done: the daemon stops, or the
+// trainer left a step that it had begun.
 enum class Leaving { kDied, kLeft, kDone };
 // What a trainer has of its rank from now on.
 struct GivenRank {
@@ -87,7 +88,7 @@ class AttachTable {
     std::unique_ptr<HostOffer> offer;  // For the next launch.
     AttachState state = AttachState::kFree;
     Incarnation attachment;
-    Incarnation finished;  // The last attachment, if its trainer is done, between two steps.
+    Incarnation finished;  // The last attachment, if its trainer said that it is done.
     v1::Report reported;
     // The trainer attached when the previous daemon ended, until it attaches again, ends, or is
     // late.

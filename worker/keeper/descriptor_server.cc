@@ -274,7 +274,8 @@ Leaving DescriptorServer::HearTrainer(int socket, const AttachedTrainer& trainer
   while (true) {
     const absl::StatusOr<std::string> packet = ReceiveBytes(socket);
     const auto request = packet.ok() ? ParseRequest(*packet) : packet.status();
-    if (request.ok() && request->has_detach()) return Leaving::kDone;
+    if (request.ok() && request->has_detach())
+      return request->detach().within_step() ? Leaving::kLeft : Leaving::kDone;
     // Anything else, the end included, is the trainer's death.
     if (!request.ok() || !request->has_report() || !CheckReport(request->report()).ok())
       return Leaving::kDied;

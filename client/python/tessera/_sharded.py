@@ -264,7 +264,9 @@ class Sharded:
         """
         self._require_attached()
         names = (C.c_char_p * len(values))(*[name.encode() for name in values])
-        numbers = (C.c_double * len(values))(*[float(value) for value in values.values()])
+        numbers = (C.c_double * len(values))(*[
+            float(value.detach() if isinstance(value, torch.Tensor) else value)
+            for value in values.values()])
         lib.report(self.session, names, numbers, len(values))
 
     @property

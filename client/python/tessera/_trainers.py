@@ -74,7 +74,9 @@ class Trainers:
                     return
                 output = _Output(process, lambda line: self._say(f"[{rank}] ".encode() + line))
                 status = process.wait()
-                if status < 0:
+                if status >= 0:
+                    output.join(_STOP_SECONDS)
+                if status < 0 or output.is_alive():
                     _kill_group(process)  # Its data loaders, say, which have its output open.
                 output.join()
                 if not self._is_to_be_replaced(rank, status, output.last):

@@ -19,7 +19,9 @@ class Batches:
     The position is part of the job's checkpoints (tessera.register_state). After tessera.load() in
     the middle of an epoch the next batch follows; the world size must be the same then. A process
     that replaces a killed one skips the batches of the steps that were taken, so the loader's order
-    must be the same each time: seed its sampler. The sampler's set_epoch() is called. No end.
+    must be the same each time: seed its sampler. Steps that were skipped (skip_non_finite, or by a
+    GradScaler) do not count there, so a replacement repeats as many batches. The sampler's
+    set_epoch() is called. No end.
 
     loader: has state_dict() and load_state_dict().
     per_step: number of batches in a step.

@@ -93,8 +93,7 @@ class JobOptimizer(torch.optim.Optimizer):
         def take():
             groups = [self._numbers(group) for group in self.param_groups]
             self.last = self.sharded.take_step(_sharded.Sharded.step_options(
-                groups, divisor=self._divisor, weight=weight,
-                skip_non_finite=skip_non_finite or self._divisor != 1.0))
+                groups, divisor=self._divisor, weight=weight, skip_non_finite=skip_non_finite))
 
         if closure is None:
             take()
@@ -108,7 +107,14 @@ class JobOptimizer(torch.optim.Optimizer):
         return self.sharded.run_step(body)
 
     last: StepResult | None = None
-    _divisor = 1.0  # By which the step divides gradients: a GradScaler's scale.
+    # A GradScaler's: the gradient is scaled; by what the step divides it; what is not is an error.
+    _is_scaled, _divisor = False, 1.0
+
+    def _unscale(self, scale: float) -> None:
+        self._is_scaled, self._divisor = True, scale
+
+    def _forget_scale(self) -> None:
+        self._is_scaled, self._divisor = False, 1.0
 
     @property
     def last_grad_norm(self) -> float:
@@ -120,10 +126,13 @@ class JobOptimizer(torch.optim.Optimizer):
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Clips the step's gradient on all ranks, and returns its norm before. Collective."""
+        if self._is_scaled and self._divisor == 1.0:
+            raise TesseraError("clip_grad_norm_ of a scaled gradient: call scaler.unscale_(opt) "
+                               "before it", "FAILED_PRECONDITION")
         norm = C.c_double()
         options = _sharded.Sharded.step_options(
             [self._numbers(g) for g in self.param_groups], divisor=self._divisor,
-            skip_non_finite=self._divisor != 1.0)
+            skip_non_finite=self._is_scaled)
         lib.clip_grad_norm(self.sharded.session, float(max_norm), float(norm_type),
                            C.byref(options), C.byref(norm))
         return norm.value

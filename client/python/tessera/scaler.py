@@ -25,8 +25,9 @@ class GradScaler:
         scaler.update()
 
     Where some rank's gradient overflows, all ranks skip the step, and update() lowers the scale. All
-    ranks have the same scale: one that was started again takes over the others'. For checkpoints:
-    tessera.register_state("scaler", scaler, model).
+    ranks have the same scale: one that was started again after it died takes over the others'. (One
+    that left in an orderly way must not come back alone.) Before opt.clip_grad_norm_() call
+    scaler.unscale_(opt). For checkpoints: tessera.register_state("scaler", scaler, model).
     """
 
     def __init__(self, optimizer: optim.JobOptimizer, init_scale: float = 65536.0,
@@ -54,12 +55,13 @@ class GradScaler:
         if isinstance(outputs, (list, tuple)):
             return type(outputs)(self.scale(output) for output in outputs)
         self._agree()
+        self._optimizer._is_scaled = True
         return outputs * self._scale
 
     def unscale_(self, optimizer) -> None:
         """Has opt.clip_grad_norm_ measure the gradient without the scale."""
         if self._enabled:
-            self._check(optimizer)._divisor = self._scale
+            self._check(optimizer)._unscale(self._scale)
 
     def step(self, optimizer, closure=None, **options):
         """opt.step(closure, **options), which divides by the scale and skips overflows.
@@ -72,16 +74,18 @@ class GradScaler:
         before = opt.last
 
         def scaled():
+            opt._forget_scale()  # Of a try that was undone.
             loss = closure()
-            opt._divisor = self._scale
+            opt._unscale(self._scale)
             return loss
 
         try:
-            opt._divisor = self._scale
+            if closure is None:
+                opt._unscale(self._scale)
             result = opt.step(scaled if closure is not None else None, skip_non_finite=True,
                               **options)
         finally:
-            opt._divisor = 1.0
+            opt._forget_scale()
         if opt.last is not before:
             self._skipped = bool(opt.last.skipped)
         return result

@@ -215,6 +215,12 @@ class TrainingTest(Case):
             changed = not all(torch.equal(v, before[n]) for n, v in sharded.state_dict().items())
             self.assertEqual(changed, number != 1)
         self.assertEqual(scales, [8.0, 4.0, 4.0, 8.0])
+        scaler.scale(loss_of(sharded, x)).backward()
+        with self.assertRaisesRegex(tessera.TesseraError, "scaler.unscale_"):
+            ours.clip_grad_norm_(1.0)
+        scaler.unscale_(ours)
+        ours.clip_grad_norm_(1.0)
+        scaler.step(ours)
         again = tessera.GradScaler(ours)
         again.load_state_dict(torch.amp.GradScaler("cpu", init_scale=3.0).state_dict()
                               | {"scale": 3.0, "_growth_tracker": 1})

@@ -3,9 +3,8 @@
     tools/bench --peers [--json rows.json]
 
 Each way of each world size is a run of its own: one process a rank (and Tessera's coordinator,
-worker and executors), fp32, AdamW, one thread a rank. A run takes steps until its time is over; the
-runs of one world size follow each other, round by round, so that what else the machine does meets
-all of them. Printed for each: the median over rounds of tokens per second, of a step by the time of
+worker and executors), fp32, AdamW, one thread a rank. A run takes --steps steps; the runs of one
+world size follow each other, round by round, so that what else the machine does meets all of them. Printed for each: the median over rounds of tokens per second, of a step by the time of
 forward and backward alone, measured in the same run, and the peak of the memory of all processes,
 in which what they share counts once (PSS).
 """
@@ -170,17 +169,18 @@ def run(options, way, model, world_size, batch):
             stdout=subprocess.PIPE, text=True) for rank in range(world_size)]
         try:
             own, peak = memory_of_self(), 0
-            while any(process.poll() is None for process in ranks):
+            while (any(process.poll() is None for process in ranks)
+                   and not any(process.poll() for process in ranks)):
                 peak = max(peak, memory_of(os.getpid()) - own)
                 time.sleep(0.2)
+            if any(process.returncode for process in ranks):
+                raise SystemExit(f"{way}, {world_size} ranks: a rank failed")
             said = [process.communicate()[0] for process in ranks]
         finally:
             for process in ranks:
                 process.kill()
             if cluster is not None:
                 cluster.stop()
-    if any(process.returncode for process in ranks):
-        raise SystemExit(f"{way}, {world_size} ranks: a rank failed")
     measured = [json.loads(line.splitlines()[-1]) for line in said]
     return (statistics.median(m["step"] for m in measured),
             statistics.median(m["compute"] for m in measured), peak)

@@ -9,7 +9,8 @@
     for batch in loader:
         with accelerator.accumulate(model):
             accelerator.backward(model(**batch).loss)
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
     accelerator.save_state("checkpoint")

@@ -35,6 +35,7 @@ from ..errors import TesseraError
 from ..optim import JobOptimizer, LocalOptimizer
 
 _FOLDER, _META = "tessera", "meta.pt"  # In the folder of a checkpoint.
+_STEP = "tessera_step"
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 # A job has one optimizer: a later fit() keeps it and its schedulers.
 _made: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
@@ -221,9 +222,13 @@ class TesseraStrategy(DDPStrategy):
                 os.remove(folder)  # Of another strategy: a checkpoint takes its place.
             os.makedirs(folder, exist_ok=True)
         self.barrier()
+        meta = os.path.join(folder, _META)
+        if self.is_global_zero:
+            # With the step, so that it is not taken for that of another save, which ended half way.
+            torch.save({**checkpoint, _STEP: self._sharded.next_step - 1}, meta + ".partial")
         files.save(self.lightning_module, os.path.join(folder, _FOLDER))
         if self.is_global_zero:
-            torch.save(checkpoint, os.path.join(folder, _META))
+            os.replace(meta + ".partial", meta)
 
     def load_checkpoint(self, checkpoint_path, weights_only: bool | None = None) -> dict:
         """Loads what save_checkpoint() wrote, or another strategy's file. Collective."""
@@ -232,9 +237,16 @@ class TesseraStrategy(DDPStrategy):
             return super().load_checkpoint(checkpoint_path, weights_only)
         fits = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         self._sharded.attach()
-        files.load(self.lightning_module, folder, model_only=not fits)
-        return torch.load(os.path.join(checkpoint_path, _META), map_location="cpu",
-                          weights_only=bool(weights_only))
+        loaded = files.load(self.lightning_module, folder, model_only=not fits)
+        # A save that was killed before it gave the file its name.
+        for name in (_META, _META + ".partial"):
+            path = os.path.join(checkpoint_path, name)
+            if os.path.exists(path):
+                meta = torch.load(path, map_location="cpu", weights_only=bool(weights_only))
+                if meta.pop(_STEP, loaded["step"]) == loaded["step"]:
+                    return meta
+        raise TesseraError(f"{checkpoint_path}: {_META} is not of step {loaded['step']}, which "
+                           "the parameters are of: a save of it was killed", "DATA_LOSS")
 
     def load_model_state_dict(self, checkpoint, strict: bool = True) -> None:
         if checkpoint["state_dict"]:
