@@ -53,6 +53,15 @@ class RunCommandTest(unittest.TestCase):
         self.assertEqual(descendants_with(self.folder.name), [], "processes were left")
         return output
 
+    def test_readmes_program_trains(self):
+        readme = pathlib.Path(os.path.realpath(__file__)).parents[3] / "README.md"
+        code = readme.read_text().split("```python\n")[1].split("```")[0]
+        script = self.script(code + """
+if model.tessera.rank == 0: print("loss", loss.item())
+""")
+        output = self.finish(run("-n", 2, script, env=self.environment, cwd=self.folder))
+        self.assertLess(float(output.rpartition("loss ")[2]), 0.9)
+
     def test_two_jobs_in_a_row_train(self):
         import trainer
         for number in range(2):
