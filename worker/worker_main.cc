@@ -2,8 +2,10 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -59,6 +61,12 @@ void AddCoordinatorFlags(CLI::App* app, WorkerServer::Options* options) {
       ->required();
 }
 
+std::string ExecutorBesideThis() {
+  std::error_code ignored;
+  return std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() /
+         "tessera-executor";
+}
+
 void AddServerFlags(CLI::App* app, WorkerServer::Options* options) {
   app->add_option("--devices", options->num_devices, "ranks that this node can hold")
       ->default_val(1)
@@ -79,8 +87,9 @@ void AddServerFlags(CLI::App* app, WorkerServer::Options* options) {
                   "them through the coordinator");
   app->add_flag("--insecure-state-listen", options->insecure_state_listen,
                 "permit a --state-listen that other nodes reach, without TLS");
-  app->add_option("--executor-binary", options->executor_binary, "path of tessera-executor")
-      ->required();
+  options->executor_binary = ExecutorBesideThis();
+  app->add_option("--executor-binary", options->executor_binary,
+                  "path of tessera-executor; without it, the one beside this program");
   app->add_option(
          "--memory-bytes", options->memory_bytes,
          "host memory that jobs may have; a job that needs more waits. 0: nine tenths of the "
