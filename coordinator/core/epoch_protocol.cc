@@ -147,7 +147,8 @@ void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, absl::
     it = workers.count(*it) > 0 ? std::next(it) : next.unconfirmed.erase(it);
   next.reason = reason;
   next.failure_code = failure.code;
-  // A failure of what only keeps the state wakes nobody.
+  // An executor's failure does not continue a completed job. A job that lost its memory before its
+  // first step begins again, and holds devices.
   next.completed = job.status.completed && next.bound;
   next.completed_after = job.status.completed_after;
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);

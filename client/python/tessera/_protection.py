@@ -105,7 +105,7 @@ class Certificates:
 
 
 class Insecure:
-    """Nothing is encrypted. Who has the access token of node 0's user is believed."""
+    """Nothing is encrypted. A launcher with the access token of node 0's user may join."""
 
     def coordinator_flags(self, host: str) -> list[str]:
         del host
