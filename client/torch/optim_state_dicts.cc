@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/session/session_setup.h"
 #include "client/torch/collective_call.h"
 #include "client/torch/optim_state_loader.h"
 #include "client/torch/precision_rules.h"
@@ -36,8 +37,11 @@ class UnitMoments {
     const std::vector<PlacedParameter>& placed = session_->layout().units[unit_].flat.parameters();
     // A flat part has one step for all its parameters.
     if (type == StateDictType::kLocal) {
-      ASSIGN_OR_RETURN(local_.step,
-                       StepOfUnit(*session_, unit_, [&](int p) { return counts_[p]; }));
+      const auto step = StepOfUnit(*session_, unit_, [&](int p) { return counts_[p]; });
+      // The counts are the job's: no rank has to tell the others, which may still be in an earlier
+      // call.
+      if (!step.ok()) return SessionSetup(session_).ErrorOfAll(step.status());
+      local_.step = *step;
     }
     states_.resize(placed.size());
     for (const StateArray array : MomentsOf(session_->config().optimizer))

@@ -1,5 +1,7 @@
 // Where an optimizer's state comes from, and what is refused: OSD-4 to OSD-7, OSD-9 to OSD-11,
 // OSD-17, OSD-19, OSD-21.
+#include "base/steady_time.h"
+#include "client/rpc/job_rpc.h"
 #include "tessera/torch/optim_state_dicts.h"
 #include "tests/conformance/fsdp/optim_state_fixture.h"
 
@@ -150,6 +152,11 @@ TEST_F(LoadOptimStateTest, UnequalStepsWithinAUnitAreRefusedFlatByNameAndKeptOth
     ASSERT_OK(optim.Load(full));
     ASSERT_OK_AND_ASSIGN(const OptimStateDict after, optim.Get());
     ExpectEqualState(after, full);
+    // Every rank found the error, perhaps while another was in the call before: the others, told of
+    // it, would have lost theirs.
+    ASSERT_OK_AND_ASSIGN(const v1::Job job, GetJob({cluster_->coordinator_address()}, "job1",
+                                                   SteadyNow() + absl::Minutes(1)));
+    EXPECT_EQ(job.epoch(), 1);
   });
 }
 
