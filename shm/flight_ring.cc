@@ -24,10 +24,10 @@ uint64_t LapBits(int64_t number) {
 
 // The lap in the upper bits makes a late mark fail once the slot belongs to another operation. One
 // is added to the time, since 0 means none yet.
-void Mark(std::atomic<uint64_t>* word, int64_t number, int64_t nanos) {
+bool Mark(std::atomic<uint64_t>* word, int64_t number, int64_t nanos) {
   uint64_t not_yet = LapBits(number);
   const uint64_t after = std::min<uint64_t>(std::max<int64_t>(nanos, 0) + uint64_t{1}, kTimeMask);
-  word->compare_exchange_strong(not_yet, LapBits(number) | after, std::memory_order_acq_rel);
+  return word->compare_exchange_strong(not_yet, LapBits(number) | after, std::memory_order_acq_rel);
 }
 
 FlightSlot* SlotOf(FlightRing* ring, int64_t number) {
@@ -127,7 +127,14 @@ void MarkStarted(FlightRing* ring, int64_t number, int64_t now_ns) {
 
 void MarkDone(FlightRing* ring, int64_t number, int64_t now_ns) {
   FlightSlot* slot = SlotOf(ring, number);
-  Mark(&slot->done, number, now_ns - slot->enqueued_ns.load(std::memory_order_relaxed));
+  const int64_t whole_ns = now_ns - slot->enqueued_ns.load(std::memory_order_relaxed);
+  const uint64_t started = slot->started.load(std::memory_order_relaxed) & kTimeMask;
+  const uint32_t kind = slot->kind.load(std::memory_order_relaxed);
+  const int64_t bytes = slot->bytes.load(std::memory_order_relaxed);
+  // What was read is of this operation if the mark succeeds.
+  if (!Mark(&slot->done, number, whole_ns)) return;
+  const int64_t wait_ns = started == 0 ? whole_ns : static_cast<int64_t>(started - 1);
+  CountOperation(&ring->totals, kind, bytes, wait_ns, std::max<int64_t>(whole_ns - wait_ns, 0));
 }
 
 absl::StatusOr<FlightRecords> ReadFlightRing(const FlightRing& ring, int num_units) {

@@ -23,11 +23,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "shm/control_page.h"
+#include "shm/rank_totals.h"
 
 namespace tessera {
 
 inline constexpr uint64_t kFlightRingMagic = 0x474E495254484C46;  // "FLHTRING" in memory.
-inline constexpr uint32_t kFlightRingVersion = 1;
+inline constexpr uint32_t kFlightRingVersion = 2;
 inline constexpr int64_t kFlightRecords = 1024;
 
 enum class FlightStream : uint32_t { kEngine = 0, kPostBackward = 1 };
@@ -53,9 +54,12 @@ struct FlightRing {
   uint32_t num_records;
   alignas(128) std::atomic<int64_t> next;  // Number of the next operation.
   FlightSlot slots[kFlightRecords];
+  RankTotals totals;  // Of all operations that were done.
 };
-static_assert(sizeof(FlightSlot) == 128 && offsetof(FlightSlot, unit) == 72, "layout version 1");
-static_assert(offsetof(FlightRing, slots) == 256, "layout version 1");
+static_assert(sizeof(FlightSlot) == 128 && offsetof(FlightSlot, unit) == 72, "layout version 2");
+static_assert(offsetof(FlightRing, slots) == 256 && offsetof(FlightRing, totals) == 131328 &&
+                  sizeof(RankTotals) == 1280,
+              "layout version 2");
 
 // One operation, as it is put in and as it is read.
 struct FlightRecord {
@@ -87,7 +91,8 @@ absl::Status CheckFlightRing(const FlightRing& ring);
 
 // Fills the next slot with all of `record` but its number, start and end; returns its number.
 int64_t Enqueue(FlightRing* ring, const FlightRecord& record);
-// No effect where the slot holds another operation by now, or on the second call.
+// No effect where the slot holds another operation by now, or on the second call. MarkDone adds the
+// operation to the totals.
 void MarkStarted(FlightRing* ring, int64_t number, int64_t now_ns);
 void MarkDone(FlightRing* ring, int64_t number, int64_t now_ns);
 

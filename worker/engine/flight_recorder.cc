@@ -18,4 +18,10 @@ int64_t FlightRecorder::Enqueued(int64_t step, int64_t sequence, OpKind kind, in
   return Enqueue(ring_, record);
 }
 
+void FlightRecorder::StepEnded(double gradient_norm) {
+  const int64_t now_ns = MonotonicNanos();
+  if (step_ended_ns_ != 0) CountStep(&ring_->totals, now_ns - step_ended_ns_, gradient_norm);
+  step_ended_ns_ = now_ns;
+}
+
 }  // namespace tessera

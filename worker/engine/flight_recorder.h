@@ -19,7 +19,10 @@ class FlightRecorder {
   explicit FlightRecorder(FlightRing* ring) : ring_(ring) {}
 
   // For the operations enqueued from now on. Not while an engine runs.
-  void BeginEpoch(Epoch epoch) { epoch_ = epoch; }
+  void BeginEpoch(Epoch epoch) {
+    epoch_ = epoch;
+    step_ended_ns_ = 0;
+  }
 
   // Returns the operation's number, to be given to Started and Done.
   int64_t Enqueued(int64_t step, int64_t sequence, OpKind kind, int unit, int64_t bytes);
@@ -27,9 +30,15 @@ class FlightRecorder {
   void Started(int64_t number) { MarkStarted(ring_, number, MonotonicNanos()); }
   void Done(int64_t number) { MarkDone(ring_, number, MonotonicNanos()); }
 
+  // Both by the engine's thread.
+  void WaitedForTrainer(int64_t nanos) { CountTrainerWait(&ring_->totals, nanos); }
+  // The first step of an epoch has no beginning that is known, and is not counted.
+  void StepEnded(double gradient_norm);
+
  private:
   FlightRing* const ring_;
   Epoch epoch_;
+  int64_t step_ended_ns_ = 0;  // The step before; 0: none in this epoch.
 };
 
 }  // namespace tessera

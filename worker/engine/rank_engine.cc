@@ -105,7 +105,9 @@ absl::Status RankEngine::Run() {
     const uint32_t submitted = control->submitted.value.load(std::memory_order_acquire);
     const uint32_t consumed = control->consumed.load(std::memory_order_relaxed);
     if (submitted == consumed) {
+      const int64_t from_ns = MonotonicNanos();
       AwaitSubmission(submitted);
+      options.recorder->WaitedForTrainer(MonotonicNanos() - from_ns);
       continue;
     }
     // A copy: the trainer may write to the ring at any time, and the checks are of what is used.

@@ -99,6 +99,7 @@ absl::Status StepRunner::Take(int64_t number, uint64_t put, const Tally& tally,
   RETURN_IF_ERROR(versions_.Apply(next));
   ForgetGradients();
   options.recorder->Done(number);
+  options.recorder->StepEnded(tally.gradient_norm);
   const uint64_t order_hash = context_.order.CommitStep(next);
   // PublishResult makes it visible.
   context_.trainer.result().wanted_save = tally.wanted_save;

@@ -170,6 +170,9 @@ v1::JobProgress HostedJob::Progress() const {
     }
     status.set_doing(Doing(page, regions().layout()));
     parts_.trainers.Describe(rank, &status);
+    const RankSums sums = Sum(regions().flight(rank).totals);
+    status.set_compute_seconds(sums.trainer_ns / 1e9);
+    status.set_gradient_norm(sums.gradient_norm);
     const RankMemoryBytes bytes = regions().Measure(rank);
     status.set_parameter_bytes(bytes.parameters);
     status.set_gradient_bytes(bytes.gradients);
