@@ -96,6 +96,11 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--tls-cert", flags->server.tls.certificate_path, "PEM file");
   app->add_option("--tls-key", flags->server.tls.key_path, "PEM file");
   app->add_option("--tls-ca", flags->server.tls.ca_path, "PEM file; clients must be signed by it");
+  app->add_option("--http-listen", flags->server.http_listen_address,
+                  "host:port for /metrics (Prometheus), /healthz and /readyz; without it there is "
+                  "no HTTP");
+  app->add_flag("--insecure-http-listen", flags->server.insecure_http_listen,
+                "permit a --http-listen that other nodes reach, without TLS");
   app->add_option("--worker-timeout", flags->worker_timeout,
                   "silence after which a worker's jobs wait")
       ->capture_default_str();

@@ -26,7 +26,7 @@ struct HttpRequest {
 struct HttpReply {
   int status = 200;
   std::string content_type = "text/plain; charset=utf-8";
-  std::string body;
+  std::string body = "ok\n";
   // What a browser may load and connect to for it.
   std::string content_security_policy = "default-src 'none'; frame-ancestors 'none'";
   std::string download_name = {};  // Browsers store it under this name; empty: they show it.

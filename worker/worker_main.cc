@@ -87,6 +87,11 @@ void AddServerFlags(CLI::App* app, WorkerServer::Options* options) {
                   "them through the coordinator");
   app->add_flag("--insecure-state-listen", options->insecure_state_listen,
                 "permit a --state-listen that other nodes reach, without TLS");
+  app->add_option("--http-listen", options->http_listen_address,
+                  "host:port for /metrics (Prometheus), /healthz and /readyz; without it there is "
+                  "no HTTP");
+  app->add_flag("--insecure-http-listen", options->insecure_http_listen,
+                "permit a --http-listen that other nodes reach, without TLS");
   options->executor_binary = ExecutorBesideThis();
   app->add_option("--executor-binary", options->executor_binary,
                   "path of tessera-executor; without it, the one beside this program");

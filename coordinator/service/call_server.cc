@@ -51,6 +51,16 @@ void CallServer::Stop() {
   while (queue_->Next(&tag, &ok)) ServedCall::OnEvent(tag, ok);  // There were no threads.
 }
 
+std::map<std::pair<std::string, absl::StatusCode>, int64_t> CallServer::Handled() const {
+  absl::MutexLock lock(&handled_mu_);
+  return handled_;
+}
+
+void CallServer::NoteHandled(const Method* method, absl::StatusCode code) {
+  absl::MutexLock lock(&handled_mu_);
+  ++handled_[{method == nullptr ? "" : method->name, code}];
+}
+
 void CallServer::AwaitCall() {
   {
     absl::MutexLock lock(&mu_);

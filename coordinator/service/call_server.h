@@ -75,9 +75,13 @@ class CallServer {
   // Once it is shut down; waits for all calls. Idempotent.
   void Stop();
 
+  // How many calls of which method have ended how, since the start. "": of none that there is.
+  std::map<std::pair<std::string, absl::StatusCode>, int64_t> Handled() const;
+
  private:
   friend class ServedCall;
 
+  void NoteHandled(const Method* method, absl::StatusCode code);
   void AwaitCall();
   void NoteGone();  // A call that was awaited, whether or not it came.
   const Method* Find(const std::string& path) const;
@@ -97,6 +101,8 @@ class CallServer {
   int num_calls_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Mutex peers_mu_;
   std::map<std::string, int> calls_of_peers_ ABSL_GUARDED_BY(peers_mu_);
+  mutable absl::Mutex handled_mu_;
+  std::map<std::pair<std::string, absl::StatusCode>, int64_t> handled_ ABSL_GUARDED_BY(handled_mu_);
   absl::Mutex ending_mu_;
   std::list<ServedCall*> ending_ ABSL_GUARDED_BY(ending_mu_);  // The oldest first.
   std::vector<std::thread> threads_;                           // That wait for events.

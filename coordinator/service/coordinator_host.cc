@@ -200,8 +200,13 @@ absl::Status CoordinatorHost::WriteLocked(const Effects& effects) {
   std::vector<JournalChange> batch;
   for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
   absl::Status status = FaultPoint("journal.before_append");
+  const absl::Time began = SteadyNow();
   if (status.ok()) status = journal_->Append(batch, Durability::kPowerLoss);
   NoteJournalLocked(status);
+  const double took_s = absl::ToDoubleSeconds(SteadyNow() - began);
+  const auto bound = std::lower_bound(kAppendBounds_s.begin(), kAppendBounds_s.end(), took_s);
+  ++journal_times_.counts[bound - kAppendBounds_s.begin()];
+  journal_times_.sum_s += took_s;
   if (status.ok()) {
     // Before the commands are sent, which tell the workers this number.
     num_changes_.store(journal_->num_changes());
@@ -222,8 +227,8 @@ void CoordinatorHost::WriteOrderLocked(const Effects& effects) {
 
 void CoordinatorHost::NoteJournalLocked(const absl::Status& status) {
   // Each tick tries again, and only a change is worth a line.
-  if (status.ok() == journal_healthy_) return;
-  journal_healthy_ = status.ok();
+  if (status.ok() == journal_times_.healthy) return;
+  journal_times_.healthy = status.ok();
   if (status.ok()) {
     TESSERA_LOG(INFO, "the journal can be written again");
   } else {
@@ -305,6 +310,11 @@ absl::StatusOr<Incarnation> CoordinatorHost::RegisterWorker(const RegisterWorker
     return core.RegisterWorker(event.worker, member, now, effects);
   }));
   return member.incarnation;
+}
+
+CoordinatorHost::JournalTimes CoordinatorHost::GetJournalTimes() {
+  absl::MutexLock lock(&mu_);
+  return journal_times_;
 }
 
 std::vector<CoordinatorHost::WorkerView> CoordinatorHost::ListWorkers() {

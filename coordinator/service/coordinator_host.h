@@ -9,6 +9,7 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_COORDINATOR_HOST_H_
 #define TESSERA_COORDINATOR_SERVICE_COORDINATOR_HOST_H_
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -65,6 +66,16 @@ class CoordinatorHost {
   const std::string& cluster() const { return cluster_; }
   // Errors: FailedPrecondition  `cluster`, not empty, is another one.
   absl::Status CheckCluster(const WorkerId& worker, const std::string& cluster) const;
+
+  // How long changes took to become durable, as a histogram.
+  static constexpr std::array<double, 9> kAppendBounds_s = {0.0005, 0.001, 0.0025, 0.005, 0.01,
+                                                            0.025,  0.1,   0.5,    2.5};
+  struct JournalTimes {
+    std::array<int64_t, kAppendBounds_s.size() + 1> counts{};
+    double sum_s = 0;
+    bool healthy = true;  // The last write did not fail.
+  };
+  JournalTimes GetJournalTimes();
 
   // What workers hear of the journal; start 0: nothing yet. Takes no lock.
   HeardJournal ToHear() const { return {start_.load(), num_changes_.load()}; }
@@ -141,7 +152,7 @@ class CoordinatorHost {
   int64_t last_change_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<JobId, int64_t> changed_at_ ABSL_GUARDED_BY(mu_);
   std::map<JobId, std::pair<Epoch, JobState>> logged_ ABSL_GUARDED_BY(mu_);
-  bool journal_healthy_ ABSL_GUARDED_BY(mu_) = true;
+  JournalTimes journal_times_ ABSL_GUARDED_BY(mu_);
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   int64_t num_ticks_ ABSL_GUARDED_BY(mu_) = 0;
   std::thread ticker_;

@@ -240,6 +240,7 @@ void ServedCall::SendReply() {
     stream_.Write(message_, TagOf(Event::kWritten));
   } else {
     place_.reset();
+    server_->NoteHandled(method_, absl::StatusCode::kOk);
     server_->NoteEnding(this);
     stream_.WriteAndFinish(message_, grpc::WriteOptions(), grpc::Status::OK,
                            TagOf(Event::kFinished));
@@ -263,6 +264,7 @@ void ServedCall::Finish(const absl::Status& status) {
   long_turn_ = nullptr;
   turn_ = nullptr;
   place_.reset();
+  server_->NoteHandled(method_, status.code());
   server_->NoteEnding(this);
   Ref();
   stream_.Finish(ToGrpcStatus(status), TagOf(Event::kFinished));

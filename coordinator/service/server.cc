@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "coordinator/service/call_server.h"
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/coordinator_metrics.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/hand_over/hand_over_service.h"
 #include "coordinator/service/live/live_service.h"
@@ -26,6 +27,7 @@
 #include "net/address.h"
 #include "net/caller_identity.h"
 #include "net/credentials.h"
+#include "net/http_listener.h"
 #include "net/listen_failure.h"
 #include "net/local_listener.h"
 #include "proto/health.pb.h"
@@ -128,7 +130,17 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   absl::Status Listen(const Options& options, const ServerAddress& address,
                       std::shared_ptr<grpc::ServerCredentials> credentials);
 
+  absl::Status ListenOverHttp(const Options& options) {
+    if (options.http_listen_address.empty()) return absl::OkStatus();
+    ASSIGN_OR_RETURN(http_, HttpListener::Start({options.http_listen_address, options.tls,
+                                                 options.insecure_http_listen},
+                                                CoordinatorPages(host_.get(), &calls_)));
+    TESSERA_LOG(INFO, "metrics and health over HTTP at port {}", http_->port());
+    return absl::OkStatus();
+  }
+
   int port() const override { return port_; }
+  int http_port() const override { return http_ == nullptr ? 0 : http_->port(); }
   bool AwaitProgress() override { return host_->AwaitTick(); }
   void Stop() override;
   void Wait() override { stopped_.WaitForNotification(); }
@@ -152,6 +164,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   int port_ = 0;
   absl::once_flag stop_once_;
   absl::Notification stopped_;
+  std::unique_ptr<HttpListener> http_;
 };
 
 absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerAddress& address,
@@ -195,6 +208,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
 void GrpcCoordinatorServer::Stop() {
   absl::call_once(stop_once_, [this] {
     host_->Stop();  // So that no call waits when it is asked to end.
+    http_.reset();
     if (local_ != nullptr) local_->Stop();
     if (server_ != nullptr) {
       // Streams do not end by themselves, so gRPC cancels what still runs after this time.
@@ -248,6 +262,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   auto server = std::make_unique<GrpcCoordinatorServer>(options, std::move(host), std::move(rules),
                                                         std::move(token), std::move(local));
   RETURN_IF_ERROR(server->Listen(options, address, std::move(credentials)));
+  RETURN_IF_ERROR(Annotate(server->ListenOverHttp(options), "--http-listen"));
   if (server->port() > 0)
     TESSERA_LOG(INFO, "coordinator listens on {}:{}", address.host, server->port());
   if (!options.local_socket.empty())

@@ -38,8 +38,11 @@ class CoordinatorServer {
     std::string cluster_id;
     // The journal may be an older copy: what workers hold of later changes is taken over.
     bool older_journal = false;
-    bool insecure_listen = false;  // Permits an address that others can reach, without TLS.
-    TlsFiles tls;                  // With them every client needs a certificate of the CA.
+    // "host:port" of metrics and health over HTTP; empty: none.
+    std::string http_listen_address;
+    bool insecure_http_listen = false;  // As insecure_listen.
+    bool insecure_listen = false;       // Permits an address that others can reach, without TLS.
+    TlsFiles tls;                       // With them every client needs a certificate of the CA.
     absl::Duration worker_timeout = absl::Seconds(10);
     absl::Duration heartbeat_interval = absl::Seconds(1);  // Workers are told to keep to it.
     // How long a worker that lives may take to prepare an epoch; see CoordinatorOptions.
@@ -74,12 +77,13 @@ class CoordinatorServer {
   //         AlreadyExists       the address is in use (names it)
   //         NotFound            a TLS file or the host; other errors of files as of
   //                             MakeServerCredentials (net/credentials.h)
-  //         and as LocalListener::Bind, ReadOrMakeAccessToken, SqliteJournal::Open and
+  //         and as HttpListener::Start, naming --http-listen, LocalListener::Bind, ReadOrMakeAccessToken, SqliteJournal::Open and
   //         CoordinatorHost::Create
   static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(const Options& options);
   virtual ~CoordinatorServer() = default;  // Stops.
 
-  virtual int port() const = 0;  // 0: it has none.
+  virtual int port() const = 0;       // 0: it has none.
+  virtual int http_port() const = 0;  // Likewise.
   // Returns once it has done something, which it cannot while it hangs. False: it is stopped.
   virtual bool AwaitProgress() = 0;
   // Ends every call and returns when none runs. Idempotent.

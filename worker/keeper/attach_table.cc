@@ -216,6 +216,7 @@ void AttachTable::Detach(Rank rank, Incarnation attachment, Leaving how) {
     context_->vault->NoteTrainer(context_->vault_owner, rank, /*pid=*/0);
   // A clean end leaves the epoch to the next trainer, which continues where this one stopped.
   if (how == Leaving::kDone) entry.finished = attachment;
+  if (how == Leaving::kDied) ++entry.num_deaths;
   if (how != Leaving::kDied || epochs_->is_closed()) return;
   epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
   ExecutorSlot& slot = executors_->Of(rank);

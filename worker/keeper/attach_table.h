@@ -72,6 +72,7 @@ class AttachTable {
   // What coordinators and clients are told: RankStatus's attached, finished_attachment, reported.
   void Describe(Rank rank, v1::RankStatus* status) const;
 
+  int64_t num_deaths(Rank rank) const { return Of(rank).num_deaths; }  // Of trainers.
   bool IsAttached(Rank rank) const { return Of(rank).state == AttachState::kAttached; }
   // By this attachment, which hosts or hosted the rank's executor.
   bool HostIsAttached(Rank rank, Incarnation host) const {
@@ -90,6 +91,7 @@ class AttachTable {
     Incarnation attachment;
     Incarnation finished;  // The last attachment, if its trainer said that it is done.
     v1::Report reported;
+    int64_t num_deaths = 0;
     // The trainer attached when the previous daemon ended, until it attaches again, ends, or is
     // late.
     Incarnation former;

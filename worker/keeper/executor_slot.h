@@ -34,7 +34,8 @@ struct ExecutorSlot {
   bool left = false;      // It has left the running epoch by itself, with nothing under way.
   bool vacant = false;    // The running epoch continues without an executor of this rank.
   absl::Time launched_at, ready_at;
-  std::string address;  // Where it listens for ranks of other workers, in the current epoch.
+  int64_t num_starts = 0;  // Of executors in this slot.
+  std::string address;     // Where it listens for ranks of other workers, in the current epoch.
   v1::OrderAnnouncement pending_order;  // epoch 0: none.
   v1::StepReport last_report;           // epoch 0: none.
   std::string saving_path;              // Of the model file that is being written; else empty.

@@ -183,6 +183,11 @@ v1::JobProgress HostedJob::Progress() const {
   return progress;
 }
 
+RankCounts HostedJob::Counts(Rank rank) const {
+  absl::MutexLock lock(&parts_.mu);
+  return {parts_.executors.Of(rank).num_starts, parts_.trainers.num_deaths(rank)};
+}
+
 v1::HeldJob HostedJob::Describe() const {
   absl::MutexLock lock(&parts_.mu);
   v1::HeldJob held;

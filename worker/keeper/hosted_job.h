@@ -47,6 +47,12 @@
 
 namespace tessera {
 
+// Of a rank, since this daemon holds the job.
+struct RankCounts {
+  int64_t executor_starts = 0;
+  int64_t trainer_deaths = 0;
+};
+
 class HostedJob {
  public:
   using Emit = JobContext::Emit;
@@ -81,6 +87,7 @@ class HostedJob {
   std::vector<v1::WorkerEvent> Unacknowledged() const;
   v1::JobProgress Progress() const;
   v1::HeldJob Describe() const;
+  RankCounts Counts(Rank rank) const;
 
   // --- Attachments ---
   // Binds the rank to the trainer `peer`; see AttachRequest for the errors. If the previous trainer

@@ -11,6 +11,13 @@
 
 namespace tessera {
 
+std::vector<std::shared_ptr<HostedJob>> Keeper::Jobs() const {
+  std::vector<std::shared_ptr<HostedJob>> jobs;
+  absl::MutexLock lock(&mu_);
+  for (const auto& [id, job] : jobs_) jobs.push_back(job);
+  return jobs;
+}
+
 std::shared_ptr<HostedJob> Keeper::Find(const std::string& job_id) const {
   absl::MutexLock lock(&mu_);
   const auto it = jobs_.find(job_id);

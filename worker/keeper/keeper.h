@@ -66,6 +66,7 @@ class Keeper {
   void Detach(const AttachedTrainer& trainer, Leaving how);
   void Report(const AttachedTrainer& trainer, const v1::Report& report);
 
+  std::vector<std::shared_ptr<HostedJob>> Jobs() const;  // In the order of their ids.
   // Null where there is no such job.
   std::shared_ptr<HostedJob> Find(const std::string& job_id) const;
   // Of this generation of the job. Errors: Unavailable  it is not held here; as

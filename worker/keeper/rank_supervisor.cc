@@ -145,6 +145,7 @@ absl::StatusOr<int> RankSupervisor::Launch() {
   slot.host = offer != nullptr ? offer->attachment : Incarnation();
   slot.ending = slot.left = false;
   slot.launched_at = SteadyNow();
+  ++slot.num_starts;
   const bool is_wanted = offer != nullptr
                              ? parts_->trainers.HostIsAttached(rank_, slot.host)
                              : !parts_->trainers.HasOffer(rank_);  // Meanwhile a trainer came.

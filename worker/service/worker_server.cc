@@ -22,6 +22,7 @@
 #include "grpcpp/grpcpp.h"
 #include "job/field_limits.h"
 #include "net/credentials.h"
+#include "net/http_listener.h"
 #include "proto/vault.pb.h"
 #include "shm/local_messages.h"
 #include "worker/agent/coordinator_agent.h"
@@ -39,6 +40,7 @@
 #include "worker/service/live_fetch_service.h"
 #include "worker/service/socket_folder.h"
 #include "worker/service/state_listener.h"
+#include "worker/service/worker_metrics.h"
 #include "worker/service/worker_service.h"
 
 namespace tessera {
@@ -208,10 +210,24 @@ class WorkerServerImpl : public WorkerServer {
     // After the servers, and before the agent: the coordinator hears of these jobs in the first
     // report.
     for (JobVault::HeldJob& job : held.jobs) keeper_->TakeOver(std::move(job));
-    return agent_->Start();
+    RETURN_IF_ERROR(agent_->Start());
+    return Annotate(ListenOverHttp(options), "--http-listen");
+  }
+
+  absl::Status ListenOverHttp(const Options& options) {
+    if (options.http_listen_address.empty()) return absl::OkStatus();
+    WorkerHealth health;
+    health.makes_progress = [this] { return MakesProgress(); };
+    health.coordinator_connected = [this] { return agent_->connected(); };
+    ASSIGN_OR_RETURN(http_, HttpListener::Start({options.http_listen_address, options.tls,
+                                                 options.insecure_http_listen},
+                                                WorkerPages(keeper_.get(), std::move(health))));
+    TESSERA_LOG(INFO, "metrics and health over HTTP at port {}", http_->port());
+    return absl::OkStatus();
   }
 
   void Stop() override {
+    http_.reset();
     // Calls first, then what they use.
     if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow() + kShutdownGrace));
     // No command comes any more, so no job or session begins.
@@ -228,6 +244,7 @@ class WorkerServerImpl : public WorkerServer {
   }
 
   void Leave() override {
+    http_.reset();
     if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow() + kShutdownGrace));
     agent_->Stop();
     unlink(socket_path_.c_str());
@@ -240,6 +257,7 @@ class WorkerServerImpl : public WorkerServer {
   }
   std::string address() const override { return absl::StrCat("unix:", socket_path_); }
   bool connected() const override { return agent_->connected(); }
+  int http_port() const override { return http_ == nullptr ? 0 : http_->port(); }
   void KillExecutorForTest(const std::string& job_id, int rank) override {
     const auto job = keeper_->Find(job_id);
     if (job != nullptr) job->KillExecutor(Rank(rank));
@@ -295,6 +313,7 @@ class WorkerServerImpl : public WorkerServer {
   std::unique_ptr<DescriptorServer> descriptors_;
   std::unique_ptr<WorkerService> service_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<HttpListener> http_;
 };
 
 }  // namespace

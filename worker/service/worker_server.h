@@ -39,6 +39,9 @@ class WorkerServer {
     // every client needs a certificate of the CA.
     std::string state_listen_address;
     bool insecure_state_listen = false;  // Permits that other machines come without TLS.
+    // "host:port" of metrics and health over HTTP, by the rule of transport_security.h; empty: none.
+    std::string http_listen_address;
+    bool insecure_http_listen = false;
     // Executors as processes of this binary; empty: as threads of this process.
     std::string executor_binary;
     std::vector<std::string> executor_flags;
@@ -56,7 +59,7 @@ class WorkerServer {
   //                             insecure_data is not given
   //         Unavailable         data_host is not an address of this host
   //         AlreadyExists       another worker has the folder
-  //         as StateListener::Start, naming --state-listen
+  //         as StateListener::Start, naming --state-listen; as HttpListener::Start, --http-listen
   //         NotFound            no executor binary, a TLS file
   //         as JobVault::TakeOver
   //         PermissionDenied    the folder cannot be made, is another user's or others may write
@@ -74,6 +77,7 @@ class WorkerServer {
   virtual bool MakesProgress() const = 0;
   virtual std::string address() const = 0;  // "unix:/.../worker.sock"
   virtual bool connected() const = 0;       // To the coordinator.
+  virtual int http_port() const = 0;        // 0: it has none.
   // For tests: ends a rank's executor process as SIGKILL does.
   virtual void KillExecutorForTest(const std::string& job_id, int rank) = 0;
 };
