@@ -140,6 +140,16 @@ TEST_F(WorkerServerTest, DataHostOfTheNetworkNeedsAPermitAndIsAnAddress) {
   EXPECT_OK(WorkerServer::Start(options_));
 }
 
+TEST_F(WorkerServerTest, HttpForOtherMachinesNeedsTlsOrAPermit) {
+  options_.http_listen_address = "0.0.0.0:0";
+  EXPECT_THAT(WorkerServer::Start(options_),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("--http-listen: "), HasSubstr("--insecure-http-listen"))));
+  options_.insecure_http_listen = true;
+  ASSERT_OK_AND_ASSIGN(const auto server, WorkerServer::Start(options_));
+  EXPECT_GT(server->http_port(), 0);
+}
+
 TEST_F(WorkerServerTest, TlsFilesAreReadAtTheStart) {
   options_.tls.ca_path = "/nonexistent/ca.pem";
   EXPECT_THAT(WorkerServer::Start(options_),
