@@ -15,6 +15,7 @@
 #include "client/torch/module_states.h"
 #include "client/torch/module_units.h"
 #include "client/torch/precision_rules.h"
+#include "client/torch/profiler_range.h"
 #include "client/torch/replaced_parameters.h"
 #include "client/torch/summon_full_params.h"
 #include "client/torch/torch_device.h"
@@ -41,6 +42,7 @@ class ShardedModelImpl : public ShardedModel {
   absl::Status RunStep(const std::function<absl::Status()>& step_body) override;
   absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override {
     return CatchTorch([&]() -> absl::StatusOr<StepResult> {
+      const ProfilerRange range("step", "all units");
       RETURN_IF_ERROR(PrepareStep());
       return session_->Step(options);
     });

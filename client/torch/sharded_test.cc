@@ -1,8 +1,11 @@
 // A module sharded over ranks (threads of this process) trains as the plain module does.
 #include "tessera/torch/sharded.h"
 
+#include <ATen/record_function.h>
 #include <torch/nn/functional/loss.h>
 
+#include <set>
+#include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -120,6 +123,50 @@ class ShardedTest : public testing::Test {
   std::unique_ptr<LocalCluster> cluster_;
   absl::Mutex seed_mu_;  // libtorch's seed is the process's.
 };
+
+// As torch's profiler has them.
+class UserRanges {
+ public:
+  UserRanges() {
+    names_ = &own_names_;
+    at::RecordFunctionCallback begin([](const at::RecordFunction& range) {
+      absl::MutexLock lock(&mu_);
+      names_->insert(range.name());
+      return std::unique_ptr<at::ObserverContext>();
+    });
+    handle_ = at::addGlobalCallback(begin.scopes({at::RecordScope::USER_SCOPE}));
+  }
+  ~UserRanges() { at::removeCallback(handle_); }
+  std::set<std::string> names() const {
+    absl::MutexLock lock(&mu_);
+    return own_names_;
+  }
+
+ private:
+  // The callback is a plain function.
+  inline static absl::Mutex mu_;
+  inline static std::set<std::string>* names_ = nullptr;
+  std::set<std::string> own_names_;
+  at::CallbackHandle handle_;
+};
+
+TEST_F(ShardedTest, ProfilersSeeWhatIsDoneForEachUnit) {
+  const UserRanges ranges;
+  ForEachRank(1, [&](int rank) {
+    const std::shared_ptr<Sharded<ModelImpl>> model = MakeModel();
+    auto sharded = ShardedModel::Attach(model, OptionsFor(rank, 1));
+    ASSERT_OK(sharded);
+    ASSERT_OK((*sharded)->RunStep([&] {
+      Loss(*model, Tokens(1, rank)).backward();
+      return (*sharded)->Step();
+    }));
+  });
+  for (const char* name : {"tessera::pre_forward (root)", "tessera::pre_forward (block1)",
+                           "tessera::post_forward (block1)", "tessera::pre_backward (block1)",
+                           "tessera::post_backward (block1)", "tessera::step (all units)"}) {
+    EXPECT_EQ(ranges.names().count(name), 1) << name;
+  }
+}
 
 class StrategyTest : public ShardedTest, public testing::WithParamInterface<Strategy> {};
 

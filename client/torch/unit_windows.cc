@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/torch/profiler_range.h"
 #include "client/torch/replaced_parameters.h"
 
 namespace tessera {
@@ -174,6 +175,7 @@ void UnitWindows::FollowUses(int unit) {
 }
 
 void UnitWindows::PreForward(int unit) {
+  const ProfilerRange range("pre_forward", NameOf(unit));
   absl::MutexLock lock(&mu_);
   if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));
   ThrowIfError(CheckThread());
@@ -212,7 +214,8 @@ void UnitWindows::EndModelForward() {
   if (evaluates) ThrowIfError(session()->EndForward());
 }
 
-void UnitWindows::PostForward(int, int member) {
+void UnitWindows::PostForward(int unit, int member) {
+  const ProfilerRange range("post_forward", NameOf(unit));
   absl::MutexLock lock(&mu_);
   // Moved out, so that an error below leaves nothing behind.
   const std::shared_ptr<UnitForward> forward = std::move(forwards_.back());
@@ -310,6 +313,7 @@ void UnitWindows::EndOwnNodes() {
 }
 
 void UnitWindows::BeginNode(const std::shared_ptr<const UnitForward>& forward) {
+  const ProfilerRange range("pre_backward", NameOf(forward->unit));
   absl::MutexLock lock(&mu_);
   ThrowIfError(driver_.BeginNode(*forward));
   // Nodes that it makes, for gradients of gradients, read what it reads.
@@ -317,6 +321,7 @@ void UnitWindows::BeginNode(const std::shared_ptr<const UnitForward>& forward) {
 }
 
 void UnitWindows::EndNode(const UnitForward& forward) {
+  const ProfilerRange range("post_backward", NameOf(forward.unit));
   absl::MutexLock lock(&mu_);
   if (torch::GradMode::is_enabled()) EndOwnNodes();
   ThrowIfError(driver_.EndNode(forward));

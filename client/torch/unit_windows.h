@@ -102,6 +102,9 @@ class UnitWindows : public UnitObserver, private BackwardObserver, private Sessi
   void FollowUses(int unit) override;
   absl::Status HandOverGradients(int unit) override { return gradients_.Flush(unit); }
 
+  absl::string_view NameOf(int unit) const {
+    return unit < 0 ? absl::string_view() : units_->model.units[unit].name;
+  }
   // Errors: FailedPrecondition  another thread is in a forward or backward of the model.
   absl::Status CheckThread() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BeginModelForward();
