@@ -71,6 +71,11 @@ absl::StatusOr<uint64_t> IdOfFile(int fd) {
   return static_cast<uint64_t>(info.st_ino);
 }
 
+absl::Status LostError(const v1::Job& job) {
+  return absl::DataLossError(
+      absl::StrCat("job '", job.job_id(), "' is lost: ", job.state_reason()));
+}
+
 }  // namespace
 
 Op OpOf(OpKind kind, int unit) {
@@ -92,10 +97,7 @@ absl::Status RankClient::Connect(absl::Time deadline) {
   create.set_submitting_rank(options_.rank);
   // Every rank submits the same job. The first one creates it.
   ASSIGN_OR_RETURN(const v1::Job job, CreateJob(Coordinator(), create, deadline));
-  if (job.state() == v1::JOB_STATE_LOST) {
-    return absl::DataLossError(
-        absl::StrCat("job '", options_.job_id, "' is lost: ", job.state_reason()));
-  }
+  if (job.state() == v1::JOB_STATE_LOST) return LostError(job);
   if (job.state() == v1::JOB_STATE_HANDED_OVER) {
     return absl::FailedPreconditionError(
         absl::StrCat("job '", options_.job_id, "' is over: ", job.state_reason()));
@@ -466,6 +468,12 @@ bool RankClient::LaterEpochRuns(bool* unknown) const {
          page()->failed_epoch.load(std::memory_order_acquire) < job->epoch();
 }
 
+absl::Status RankClient::WhyTheJobEnded() const {
+  const auto job = GetJob(Coordinator(), options_.job_id, SteadyNow() + kMissingTimeout);
+  if (job.ok() && job->state() == v1::JOB_STATE_LOST) return LostError(*job);
+  return absl::CancelledError(LoadText(page()->failure_message, kMaxErrorBytes));
+}
+
 absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
   const auto check_lease = [this]() -> absl::Status {
     pollfd lease = {lease_.get(), POLLIN, 0};
@@ -484,7 +492,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
     const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
     if (page()->failed_epoch.load(std::memory_order_acquire) != 0 &&
         page()->failure_code == static_cast<int>(absl::StatusCode::kCancelled)) {
-      return absl::CancelledError(LoadText(page()->failure_message, kMaxErrorBytes));
+      return WhyTheJobEnded();
     }
     RETURN_IF_ERROR(check_lease());
     if (only_host_ && !executor_->running()) {

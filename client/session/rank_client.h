@@ -123,6 +123,8 @@ class RankClient {
   void BeginEpoch();
   absl::Status JoinEpoch(absl::FunctionRef<absl::Status()> take_over);
   absl::Status AwaitNewEpoch(absl::Time deadline);
+  // Of a job that ended on this worker. Errors: DataLoss  it is lost; else Cancelled
+  absl::Status WhyTheJobEnded() const;
   // Whether the coordinator says that a later epoch runs, for which the rank's executor makes
   // ready.
   bool LaterEpochRuns(bool* unknown) const;  // `unknown`: it does not answer.

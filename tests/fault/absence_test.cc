@@ -60,6 +60,19 @@ TEST_F(AbsenceTest, SilentWorkerKeepsItsShardsAndTheModelIsBitIdentical) {
   EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
+TEST_F(AbsenceTest, TrainersOfTheWorkerThatIsThereHearThatTheJobIsLost) {
+  split_ = true;
+  StartHalfRun();
+  second_worker_->Kill(SIGKILL);
+  second_worker_->Wait();
+  Resume();
+  StartSecondWorker();
+  AwaitState(v1::JOB_STATE_LOST);
+  EXPECT_EQ(AwaitEnd(0), 1);
+  EXPECT_THAT(ReadFile(folder_ + "/trainer.log"),
+              HasSubstr("job 'toy' is lost: its shards are gone with the memory of worker 'x'"));
+}
+
 TEST_F(AbsenceTest, JobIsLostWithItsWorkersMemoryAndCanBeMadeAnew) {
   ASSERT_FALSE(UndisturbedModel().empty());
   StartHalfRun();
