@@ -5,8 +5,9 @@
 Each way of each world size is a run of its own: one process a rank (and Tessera's coordinator,
 worker and executors), fp32, AdamW, one thread a rank. A run takes --steps steps; the runs of one
 world size follow each other, round by round, so that what else the machine does meets all of them. Printed for each: the median over rounds of tokens per second, of a step by the time of
-forward and backward alone, measured in the same run, and the peak of the memory of all processes,
-in which what they share counts once (PSS).
+forward and backward alone, measured in the same run, the difference of the two for each unit (a
+block, or the rest) in microseconds, and the peak of the memory of all processes, in which what they
+share counts once (PSS).
 """
 import argparse
 import json
@@ -20,7 +21,8 @@ import time
 
 WAYS = ("tessera", "fsdp2", "ddp")
 # Width, heads, blocks, context. The first is tests/demo/gpt.h's.
-MODELS = {"demo": (256, 4, 4, 64), "100M": (768, 12, 14, 64)}
+# With almost nothing to compute, the narrow one's steps are what a way does for its units.
+MODELS = {"demo": (256, 4, 4, 64), "100M": (768, 12, 14, 64), "narrow": (8, 1, 32, 4)}
 
 
 def make_model(torch, name):
@@ -197,7 +199,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="also as JSON")
-    parser.add_argument("--models", default="demo,100M")
+    parser.add_argument("--models", default="demo,100M,narrow")
     parser.add_argument("--world-sizes", default="2,4")
     parser.add_argument("--batches", default="1,8", help="windows of each rank")
     parser.add_argument("--rounds", type=int, default=3)
@@ -211,7 +213,7 @@ def main():
         return
     rows = []
     print(f"{'model':6} {'ranks':>5} {'batch':>5} {'way':8} {'tokens/s':>9} {'step/compute':>12} "
-          f"{'MiB':>7} {'by fsdp2':>8}")
+          f"{'us/unit':>8} {'MiB':>7} {'by fsdp2':>8}")
     for model in options.models.split(","):
         for world_size in map(int, options.world_sizes.split(",")):
             for batch in map(int, options.batches.split(",")):
@@ -228,10 +230,12 @@ def main():
                         "model": model, "ranks": world_size, "batch": batch, "way": way,
                         "tokens_per_second": round(statistics.median(of[way])),
                         "step_by_compute": round(statistics.median(s / c for s, c, _ in each), 2),
+                        "overhead_us_per_unit": round(statistics.median(
+                            (s - c) / (MODELS[model][2] + 1) for s, c, _ in each) * 1e6),
                         "peak_mib": round(max(peak for _, _, peak in each) / 2**20),
                         "tokens_by_fsdp2": round(ratio, 2)})
                     print("{model:6} {ranks:5} {batch:5} {way:8} {tokens_per_second:9} "
-                          "{step_by_compute:12} {peak_mib:7} {tokens_by_fsdp2:8}".format(**rows[-1]),
+                          "{step_by_compute:12} {overhead_us_per_unit:8} {peak_mib:7} {tokens_by_fsdp2:8}".format(**rows[-1]),
                           flush=True)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps({"rows": rows}, indent=2) + "\n",
