@@ -1,4 +1,5 @@
-"""Steps of a byte-level GPT by Tessera and by PyTorch's FSDP2 and DDP, on the CPUs of one machine.
+"""Steps of a byte-level GPT by Tessera, by PyTorch's FSDP2 and DDP, and by DeepSpeed's ZeRO-3 where
+it is installed, on the CPUs of one machine.
 
     tools/bench --peers [--json rows.json]
 
@@ -10,6 +11,7 @@ block, or the rest) in microseconds, and the peak of the memory of all processes
 share counts once (PSS).
 """
 import argparse
+import importlib.util
 import json
 import os
 import pathlib
@@ -19,7 +21,8 @@ import sys
 import tempfile
 import time
 
-WAYS = ("tessera", "fsdp2", "ddp")
+WAYS = ("tessera", "fsdp2", "ddp") + (
+    ("deepspeed",) if importlib.util.find_spec("deepspeed") else ())
 # Width, heads, blocks, context. The first is tests/demo/gpt.h's.
 # With almost nothing to compute, the narrow one's steps are what a way does for its units.
 MODELS = {"demo": (256, 4, 4, 64), "100M": (768, 12, 14, 64), "narrow": (8, 1, 32, 4)}
@@ -62,14 +65,22 @@ def make_model(torch, name):
 
 
 def prepare(way, model, block):
-    """The module to call, and what takes the step after backward."""
+    """The module to call, what does its backward, and what takes the step after it."""
     import torch
     if way == "tessera":
         import tessera
         tessera.init()
         tessera.shard(model, units=block)
         optimizer = tessera.AdamW(model, lr=1e-3)
-        return model, optimizer.step
+        return model, torch.Tensor.backward, optimizer.step
+    if way == "deepspeed":
+        import deepspeed
+        deepspeed.init_distributed(dist_backend="gloo")
+        config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3},
+                  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}}
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(),
+                                          config=config)
+        return engine, engine.backward, engine.step
     import torch.distributed as dist
     dist.init_process_group("gloo")
     if way == "ddp":
@@ -87,7 +98,7 @@ def prepare(way, model, block):
         optimizer.step()
         optimizer.zero_grad()
 
-    return model, step
+    return model, torch.Tensor.backward, step
 
 
 def run_rank(options):
@@ -100,15 +111,15 @@ def run_rank(options):
     torch.manual_seed(rank)
     windows = torch.randint(0, 256, (options.batch, context + 1))
 
-    def backward(of):
+    def compute_loss(of):
         logits = of(windows[:, :-1])
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).backward()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
     plain = copy.deepcopy(model)
-    module, take_step = prepare(options.way, model, block)
+    module, backward, take_step = prepare(options.way, model, block)
 
     def step():
-        backward(module)
+        backward(compute_loss(module))
         take_step()
 
     for _ in range(2):
@@ -126,7 +137,7 @@ def run_rank(options):
     for _ in range(options.steps):
         plain.zero_grad()
         began = time.perf_counter()
-        backward(plain)
+        compute_loss(plain).backward()
         compute.append(time.perf_counter() - began)
     print(json.dumps({"step": statistics.median(steps), "compute": statistics.median(compute)}))
 
@@ -157,8 +168,8 @@ def memory_of(root: int) -> int:
 def run(options, way, model, world_size, batch):
     """One run: seconds of a step and of compute, and the peak of memory in bytes."""
     with tempfile.TemporaryDirectory(prefix="tessera-peers-") as folder:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": "29511", "WORLD_SIZE": str(world_size)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu",
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "WORLD_SIZE": str(world_size)}
         cluster = None
         if way == "tessera":
             from tessera import _cluster
@@ -212,7 +223,7 @@ def main():
         run_rank(options)
         return
     rows = []
-    print(f"{'model':6} {'ranks':>5} {'batch':>5} {'way':8} {'tokens/s':>9} {'step/compute':>12} "
+    print(f"{'model':6} {'ranks':>5} {'batch':>5} {'way':9} {'tokens/s':>9} {'step/compute':>12} "
           f"{'us/unit':>8} {'MiB':>7} {'by fsdp2':>8}")
     for model in options.models.split(","):
         for world_size in map(int, options.world_sizes.split(",")):
@@ -234,8 +245,9 @@ def main():
                             (s - c) / (MODELS[model][2] + 1) for s, c, _ in each) * 1e6),
                         "peak_mib": round(max(peak for _, _, peak in each) / 2**20),
                         "tokens_by_fsdp2": round(ratio, 2)})
-                    print("{model:6} {ranks:5} {batch:5} {way:8} {tokens_per_second:9} "
-                          "{step_by_compute:12} {overhead_us_per_unit:8} {peak_mib:7} {tokens_by_fsdp2:8}".format(**rows[-1]),
+                    print("{model:6} {ranks:5} {batch:5} {way:9} {tokens_per_second:9} "
+                          "{step_by_compute:12} {overhead_us_per_unit:8} {peak_mib:7} "
+                          "{tokens_by_fsdp2:8}".format(**rows[-1]),
                           flush=True)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps({"rows": rows}, indent=2) + "\n",
