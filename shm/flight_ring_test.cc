@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "shm/region.h"
@@ -226,9 +227,10 @@ TEST(FlightRingTest, AnotherVersionOrSizeIsRefused) {
   EXPECT_THAT(ReadFlightRing(*ring, kUnits),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("flight ring")));
   FormatFlightRing(ring.get());
-  ring->version = 2;
+  ring->version = kFlightRingVersion + 1;
   EXPECT_THAT(CheckFlightRing(*ring),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("version 2")));
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr(absl::StrCat("version ", kFlightRingVersion + 1))));
   FormatFlightRing(ring.get());
   ring->num_records = 1 << 30;
   EXPECT_FALSE(ReadFlightRing(*ring, kUnits).ok());

@@ -40,19 +40,19 @@ void AddJobs(const std::vector<JobView>& jobs, MetricsText* metrics) {
   for (const auto& [state, count] : by_state) metrics->Value({{"state", state}}, count);
   metrics->Gauge("tessera_job_state", "1 for the state that the job is in.");
   for (const JobView& job : jobs)
-    metrics->Value({{"job", job.id.value()}, {"state", StateOf(job)}}, 1);
+    metrics->Value({{"job_id", job.id.value()}, {"state", StateOf(job)}}, 1);
   metrics->Gauge("tessera_job_committed_step", "Steps that all ranks of the job have done.");
   for (const JobView& job : jobs)
-    metrics->Value({{"job", job.id.value()}}, job.committed_step.value());
+    metrics->Value({{"job_id", job.id.value()}}, job.committed_step.value());
   metrics->Counter("tessera_job_epochs_total",
                    "Epochs of the job: one begins with the job, and after each failure.");
   for (const JobView& job : jobs)
-    metrics->Value({{"job", job.id.value()}}, job.status.epoch.value());
+    metrics->Value({{"job_id", job.id.value()}}, job.status.epoch.value());
   metrics->Gauge("tessera_job_ranks_attached", "Ranks of the job that have a trainer.");
   for (const JobView& job : jobs) {
     int attached = 0;
     for (const auto& [rank, status] : job.ranks) attached += status.attached;
-    metrics->Value({{"job", job.id.value()}}, attached);
+    metrics->Value({{"job_id", job.id.value()}}, attached);
   }
 }
 

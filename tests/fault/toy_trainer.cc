@@ -53,6 +53,8 @@ int main(int argc, char** argv) {
   app.add_flag("--buffers", buffers);
   int64_t unused_buffer_bytes = 0;  // Of one that nobody publishes.
   app.add_option("--unused-buffer-bytes", unused_buffer_bytes);
+  bool reports = false;  // A number at each step.
+  app.add_flag("--report", reports);
   std::string faults;
   app.add_option("--fault-points", faults);
   int uid = -1;  // To be, once this is loaded from where only the test's user may read.
@@ -84,6 +86,7 @@ int main(int argc, char** argv) {
   const auto announce = [&](int64_t step) {
     printf("step %ld\n", static_cast<long>(step));
     fflush(stdout);
+    if (reports) (void)(*session)->Report({{"number", static_cast<double>(step)}});
     while (step == pause_at && access(resume_file.c_str(), F_OK) != 0) usleep(1000);
     // Where this fails the try of the step will too, and says so.
     if (options.config.optimizer_in_backward) (void)(*session)->AnnounceStep(numbers(step));

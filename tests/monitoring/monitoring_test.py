@@ -60,10 +60,10 @@ class Cluster:
         self.worker_port = self.http_port("worker")
 
     def start(self, name, program, *arguments):
-        log = open(self.folder / f"{name}.log", "w")
         environment = dict(os.environ, XDG_CONFIG_HOME=str(self.folder), HOME=str(self.folder))
-        process = subprocess.Popen([TOP / program, *arguments], stdout=log, stderr=log,
-                                   env=environment)
+        with open(self.folder / f"{name}.log", "w") as log:
+            process = subprocess.Popen([TOP / program, *arguments], stdout=log, stderr=log,
+                                       env=environment)
         self.processes.append(process)
         return process
 
@@ -77,12 +77,12 @@ class Cluster:
         return [
             self.start(f"trainer{rank}", "tests/fault/toy_trainer",
                        f"--coordinator={self.address}", f"--worker=unix:{self.folder}/sockets/worker.sock",
-                       f"--rank={rank}", "--world-size=2", "--steps=1000000",
+                       f"--rank={rank}", "--world-size=2", "--steps=1000000", "--report",
                        f"--save={self.folder}/model") for rank in range(2)
         ]
 
     def committed_step(self):
-        found = re.search(r'^tessera_job_committed_step\{job="toy"\} (\d+)$',
+        found = re.search(r'^tessera_job_committed_step\{job_id="toy"\} (\d+)$',
                           get(self.coordinator_port, "/metrics"), re.M)
         return int(found.group(1)) if found else 0
 
@@ -105,33 +105,20 @@ class Prometheus:
         (folder / "prometheus.yml").write_text(config.replace("_interval: 15s", "_interval: 200ms"))
         rules = (FILES / "alerts.yml").read_text()
         (folder / "alerts.yml").write_text(re.sub(r"for: \S+", "for: 0s", rules))
-        self.log = folder / "log"
-        self.process = subprocess.Popen(
-            ["prometheus", f"--config.file={folder}/prometheus.yml",
-             f"--storage.tsdb.path={folder}/data", "--web.listen-address=127.0.0.1:0"],
-            stdout=subprocess.DEVNULL, stderr=open(self.log, "w"))
-        self.port = wait_for("Prometheus' port", self.own_port)
-
-    def own_port(self):
-        # It does not say which port it was given.
-        inodes = set()
-        for entry in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
-            try:
-                inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(entry)))
-            except FileNotFoundError:
-                continue
-        for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and words[9] in inodes:
-                return int(words[1].split(":")[1], 16)
-        return None
+        with open(folder / "log", "w") as log:
+            self.process = subprocess.Popen(
+                ["prometheus", f"--config.file={folder}/prometheus.yml",
+                 f"--storage.tsdb.path={folder}/data", "--web.listen-address=127.0.0.1:0"],
+                stdout=subprocess.DEVNULL, stderr=log)
+        self.port = int(wait_for("Prometheus' port", lambda: re.search(
+            r'"Listening on" address=127.0.0.1:(\d+)', (folder / "log").read_text())).group(1))
 
     def query(self, expression):
         path = "/api/v1/query?" + urllib.parse.urlencode({"query": expression})
         try:
             return json.loads(get(self.port, path))["data"]["result"]
-        except urllib.error.URLError:  # It is still starting.
-            return []
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{expression}: {error.read().decode()}") from error
 
     def firing(self):
         return {alert["metric"]["alertname"] for alert in self.query('ALERTS{alertstate="firing"}')}
@@ -164,13 +151,16 @@ class MonitoringTest(unittest.TestCase):
 
     def test_counts_are_those_of_the_training(self):
         coordinator, worker = self.metrics_of_training()
-        step = int(re.search(r'tessera_rank_step\{job="toy",rank="1"\} (\d+)', worker).group(1))
+        step = int(re.search(r'tessera_rank_step\{job_id="toy",rank="1"\} (\d+)', worker).group(1))
         self.assertGreater(step, 50)
-        steps = re.search(r'tessera_operations_total\{job="toy",rank="0",op="step"\} (\d+)', worker)
+        steps = re.search(r'tessera_operations_total\{job_id="toy",rank="0",op="step"\} (\d+)', worker)
         self.assertGreaterEqual(int(steps.group(1)), step - 1)
         reduced = re.search(
-            r'tessera_bytes_total\{job="toy",rank="0",op="reduce",via="shm"\} (\d+)', worker)
+            r'tessera_bytes_total\{job_id="toy",rank="0",op="reduce",via="shm"\} (\d+)', worker)
         self.assertGreater(int(reduced.group(1)), 0)
+        reported = re.search(
+            r'tessera_training_value\{job_id="toy",rank="0",name="number"\} (\d+)', worker)
+        self.assertGreater(int(reported.group(1)), 0)
         self.assertIn('tessera_jobs{state="running"} 1\n', coordinator)
         self.assertIn('tessera_workers{state="present"} 1\n', coordinator)
         self.assertRegex(coordinator, r'tessera_grpc_handled_total\{method="CreateJob",code="OK"\} 2')
@@ -185,8 +175,8 @@ class MonitoringTest(unittest.TestCase):
             return get(self.cluster.worker_port, "/metrics")
 
         wait_for("the death",
-                 lambda: 'tessera_trainer_deaths_total{job="toy",rank="1"} 1\n' in metrics())
-        steps = re.search(r'tessera_operations_total\{job="toy",rank="1",op="step"\} (\d+)', metrics())
+                 lambda: 'tessera_trainer_deaths_total{job_id="toy",rank="1"} 1\n' in metrics())
+        steps = re.search(r'tessera_operations_total\{job_id="toy",rank="1",op="step"\} (\d+)', metrics())
         self.assertGreater(int(steps.group(1)), 50)
 
     def test_health_is_of_the_process_and_readiness_of_what_it_needs(self):
@@ -221,7 +211,7 @@ class MonitoringTest(unittest.TestCase):
         self.addCleanup(prometheus.stop)
         wait_for("a rate of steps",
                  lambda: [float(found["value"][1]) for found in prometheus.query(
-                     'rate(tessera_job_committed_step{job="toy"}[5s])')
+                     'rate(tessera_job_committed_step{job_id="toy"}[5s])')
                           if float(found["value"][1]) > 0])
         self.assertNotIn("TesseraWorkerLost", prometheus.firing())
         os.kill(self.cluster.worker.pid, signal.SIGSTOP)

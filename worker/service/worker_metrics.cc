@@ -33,7 +33,7 @@ std::vector<RankMetrics> RanksOf(const std::vector<std::shared_ptr<HostedJob>>& 
   for (const std::shared_ptr<HostedJob>& job : jobs) {
     const v1::JobProgress progress = job->Progress();
     for (const auto& [rank, status] : progress.ranks()) {
-      ranks.push_back({{{"job", progress.job_id()}, {"rank", absl::StrCat(rank)}},
+      ranks.push_back({{{"job_id", progress.job_id()}, {"rank", absl::StrCat(rank)}},
                        status,
                        Sum(job->regions().flight(Rank(rank)).totals),
                        job->Counts(Rank(rank)),
