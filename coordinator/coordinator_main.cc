@@ -196,8 +196,7 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
                                     &flags.server.heartbeat_interval));
   RETURN_IF_ERROR(
       ParseDurationFlag("--prepare-timeout", flags.prepare_timeout, &flags.server.prepare_timeout));
-  RETURN_IF_ERROR(
-      ParseDurationFlag("--hang-after", flags.hang_after, &flags.server.hang_after));
+  RETURN_IF_ERROR(ParseDurationFlag("--hang-after", flags.hang_after, &flags.server.hang_after));
   RETURN_IF_ERROR(ParseDurationFlag("--live-client-timeout", flags.live_client_timeout,
                                     &flags.server.live_client_timeout));
   RETURN_IF_ERROR(

@@ -230,8 +230,6 @@ void Coordinator::Tick(absl::Time now, Effects* effects) {
   parts_->members.ForgetLostMembers(effects);
 }
 
-void Coordinator::WatchRanks(absl::Time now, Effects* effects) {
-  parts_->watch.Look(now, effects);
-}
+void Coordinator::WatchRanks(absl::Time now, Effects* effects) { parts_->watch.Look(now, effects); }
 
 }  // namespace tessera::coordinator

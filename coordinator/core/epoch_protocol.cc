@@ -152,7 +152,8 @@ void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, EpochC
   next.completed = job.status.completed && next.bound;
   next.completed_after = job.status.completed_after;
   if (failure.mismatch.has_value())
-    effects->events.push_back(EventOf(EventKind::kOrderMismatch, id, job, failure.mismatch->message));
+    effects->events.push_back(
+        EventOf(EventKind::kOrderMismatch, id, job, failure.mismatch->message));
   effects->opened_epochs[id] = cause;
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);
   state_->Put(EpochOverRecord{id}, effects);

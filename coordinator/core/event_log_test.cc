@@ -55,7 +55,8 @@ TEST(EventLogTest, EventsAreNumberedFromOneAndHaveTheTimesThatWereGiven) {
 
 TEST(EventLogTest, PagesAreBoundedByEventsAndBytesAndGoOnAfterTheLastOne) {
   EventLog log;
-  for (int i = 0; i < 5; ++i) log.Add(OfJob(i % 2 == 0 ? "a" : "b", std::string(1000, 'x')), kStart);
+  for (int i = 0; i < 5; ++i)
+    log.Add(OfJob(i % 2 == 0 ? "a" : "b", std::string(1000, 'x')), kStart);
   EXPECT_THAT(Numbers(log.After(0, 2, kAllBytes, Any)), ElementsAre(1, 2));
   EXPECT_THAT(Numbers(log.After(2, 2, kAllBytes, Any)), ElementsAre(3, 4));
   EXPECT_THAT(Numbers(log.After(4, 2, kAllBytes, Any)), ElementsAre(5));

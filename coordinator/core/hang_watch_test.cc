@@ -19,7 +19,9 @@ class HangWatchTest : public ::testing::Test {
   void Put(int rank, int64_t step, int64_t sequence, int64_t pass = 0) {
     watch_.Heard(Rank(rank), {Step(step), sequence, pass});
   }
-  std::vector<Rank> MissingAt(double seconds) { return watch_.Look(At(seconds), kPatience).missing; }
+  std::vector<Rank> MissingAt(double seconds) {
+    return watch_.Look(At(seconds), kPatience).missing;
+  }
 
   HangWatch watch_{3};
 };

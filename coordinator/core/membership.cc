@@ -161,10 +161,10 @@ void Membership::DeclareLost(absl::Time now, Effects* effects) {
       lost.lost = true;
       // Nothing can be taken over from a lost worker. If it returns, it lists its jobs again.
       state_->orphans.Forget(worker);
-      NoteEvent(EventKind::kWorkerLost, worker,
-                absl::StrCat("not heard of for ",
-                             absl::FormatDuration(state_->options.worker_timeout)),
-                effects);
+      NoteEvent(
+          EventKind::kWorkerLost, worker,
+          absl::StrCat("not heard of for ", absl::FormatDuration(state_->options.worker_timeout)),
+          effects);
       state_->Put(MemberRecord{worker, std::move(lost)}, effects);
     }
   }

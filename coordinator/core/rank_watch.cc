@@ -22,12 +22,11 @@ std::string RanksText(const std::vector<Rank>& ranks) {
   const size_t named = std::min(ranks.size(), RankWatch::kMaxNamed);
   const std::string more =
       named == ranks.size() ? "" : absl::StrCat(" and ", ranks.size() - named, " more");
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
-                      absl::StrJoin(ranks.begin(), ranks.begin() + named, ", ",
-                                    [](std::string* out, Rank rank) {
-                                      absl::StrAppend(out, rank.value());
-                                    }),
-                      more);
+  return absl::StrCat(
+      ranks.size() == 1 ? "rank " : "ranks ",
+      absl::StrJoin(ranks.begin(), ranks.begin() + named, ", ",
+                    [](std::string* out, Rank rank) { absl::StrAppend(out, rank.value()); }),
+      more);
 }
 
 std::string RankOnWorker(const Job& job, Rank rank) {
@@ -73,8 +72,8 @@ std::string WaitsText(const EpochRuntime& runtime, const std::vector<Rank>& wait
     texts.push_back(by_what.size() == 1 ? what : absl::StrCat(RanksText(ranks), " ", what));
   }
   if (texts.size() < by_what.size()) texts.push_back("others elsewhere");
-  return absl::StrCat(RanksText(waiting), waiting.size() == 1 ? " waits: " : " wait: ",
-                      absl::StrJoin(texts, ", "));
+  return absl::StrCat(RanksText(waiting),
+                      waiting.size() == 1 ? " waits: " : " wait: ", absl::StrJoin(texts, ", "));
 }
 
 std::string MissingText(const Job& job, const EpochRuntime& runtime, Rank missing,
@@ -100,7 +99,7 @@ std::string SlowText(const Job& job, const StragglerWatch::Change& change) {
   const std::string who = RankOnWorker(job, change.rank);
   if (!change.is_slow) {
     return absl::StrCat(who, " is not slow any more: it computes ", seconds(change.compute),
-                        " of each step of ", seconds(change.step), ", the median rank ",
+                        " of each ", seconds(change.step), " step, the median rank ",
                         seconds(change.median));
   }
   const std::string times =
@@ -109,7 +108,7 @@ std::string SlowText(const Job& job, const StragglerWatch::Change& change) {
           : absl::StrFormat("%.1f times as long as the median rank",
                             absl::FDivDuration(change.compute, change.median));
   return absl::StrCat(who, " computes ", times, ": ", seconds(change.compute - change.median),
-                      " of each step of ", seconds(change.step), " the others wait for it");
+                      " of each ", seconds(change.step), " step the others wait for it");
 }
 
 }  // namespace
@@ -152,9 +151,8 @@ void RankWatch::LookForMissing(const JobId& id, const Job& job, absl::Time now, 
     effects->changed_jobs.insert(id);
   }
   if (found.missing.empty()) return;
-  const bool has_trainer =
-      std::any_of(runtime.ranks.begin(), runtime.ranks.end(),
-                  [](const auto& rank) { return rank.second.attached; });
+  const bool has_trainer = std::any_of(runtime.ranks.begin(), runtime.ranks.end(),
+                                       [](const auto& rank) { return rank.second.attached; });
   // Nobody waits. Once a trainer attaches, the others' have the whole patience.
   if (!has_trainer) return runtime.hangs.Forgive(found.missing, now);
   for (const Rank rank : found.missing) {
@@ -184,8 +182,8 @@ void RankWatch::LookForSlow(const JobId& id, const Job& job, Effects* effects) {
     } else if (runtime.slow.erase(change.rank) == 0) {
       continue;
     }
-    ClusterEvent event = EventOf(
-        change.is_slow ? EventKind::kRankSlow : EventKind::kRankNotSlow, id, job, std::move(text));
+    ClusterEvent event = EventOf(change.is_slow ? EventKind::kRankSlow : EventKind::kRankNotSlow,
+                                 id, job, std::move(text));
     event.rank = change.rank;
     event.worker = job.status.placements[change.rank.value()].worker;
     effects->events.push_back(std::move(event));

@@ -40,8 +40,8 @@ std::vector<StragglerWatch::Change> StragglerWatch::EndWindow() {
   std::vector<Change> changes;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     State& state = ranks_[i];
-    const bool is_over = computes[i] > kRatio * median &&
-                         computes[i] - median >= kShareOfStep * steps[i];
+    const bool is_over =
+        computes[i] > kRatio * median && computes[i] - median >= kShareOfStep * steps[i];
     if (is_over == state.is_slow) {
       state.windows_against = 0;
       continue;

@@ -56,9 +56,7 @@ class StragglerWatch {
     bool is_slow = false;
     int windows_against = 0;  // In a row, that say the contrary of is_slow.
 
-    bool IsReady() const {
-      return begin.has_value() && last->step - begin->step >= kWindowSteps;
-    }
+    bool IsReady() const { return begin.has_value() && last->step - begin->step >= kWindowSteps; }
   };
 
   std::vector<State> ranks_;

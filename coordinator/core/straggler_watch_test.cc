@@ -27,8 +27,7 @@ class StragglerWatchTest : public ::testing::Test {
     }
   }
   // Of one full window.
-  std::vector<StragglerWatch::Change> Window(const std::vector<double>& computes_s,
-                                             double wall_s) {
+  std::vector<StragglerWatch::Change> Window(const std::vector<double>& computes_s, double wall_s) {
     Report(computes_s, wall_s, StragglerWatch::kWindowSteps);
     EXPECT_TRUE(watch_.IsWindowFull());
     return watch_.EndWindow();

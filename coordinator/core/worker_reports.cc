@@ -198,8 +198,8 @@ void WorkerReports::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, a
   if (verdict.mismatch.has_value()) {
     OrderMismatch mismatch{id, job.generation, job.status.epoch, verdict.position,
                            *verdict.mismatch};
-    epochs_->FailEpoch(
-        id, {*verdict.mismatch, std::move(mismatch), 0, EpochCause::kOrderMismatch}, now, effects);
+    epochs_->FailEpoch(id, {*verdict.mismatch, std::move(mismatch), 0, EpochCause::kOrderMismatch},
+                       now, effects);
   }
 }
 

@@ -270,8 +270,7 @@ void CoordinatorHost::NoteStateLocked(const JobView& job, const Effects& effects
   const std::string state(is_completed ? "COMPLETED" : Name(status.state));
   TESSERA_LOG(INFO, "job={} epoch={} step={} {}: {}", job.id.value(), status.epoch.value(),
               job.committed_step.value(), state, status.reason);
-  ClusterEvent event =
-      EventOf(EventKind::kJobState, job, absl::StrCat(state, ": ", status.reason));
+  ClusterEvent event = EventOf(EventKind::kJobState, job, absl::StrCat(state, ": ", status.reason));
   const auto opened = effects.opened_epochs.find(job.id);
   const bool has_failed = opened != effects.opened_epochs.end() && IsFailure(opened->second);
   if (has_failed || status.state == JobState::kLost) {

@@ -110,8 +110,7 @@ absl::Status EventsService::List(ServedCall* call, const v1::ListEventsRequest& 
       }
       return may->second;
     };
-    const EventLog::Page page =
-        host_->ListEvents(after_number, max_events, kMaxPageBytes, wanted);
+    const EventLog::Page page = host_->ListEvents(after_number, max_events, kMaxPageBytes, wanted);
     for (const ClusterEvent& event : page.events) *reply->add_events() = EncodeEvent(event);
     reply->set_first_number(page.first_number);
     reply->set_last_number(page.last_number);
