@@ -120,11 +120,15 @@ void RankWatch::Look(absl::Time now, Effects* effects) {
   const bool has_paused = patience > absl::ZeroDuration() && pause > patience / 2;
   last_look_ = now;
   for (const auto& [id, runtime] : state_->runtimes()) {
+    // First, because it is all that most jobs cost in most ticks.
+    bool is_due = patience > absl::ZeroDuration() && runtime.hangs.IsDue(now);
+    if (!is_due && !has_paused && !runtime.stragglers.IsWindowFull()) continue;
     const Job* job = state_->FindJob(id);
     if (job == nullptr || runtime.epoch != job->status.epoch) continue;
-    if (has_paused) state_->Runtime(id, *job).hangs.Postpone(pause);
-    const bool is_due = patience > absl::ZeroDuration() && runtime.hangs.IsDue(now);
-    if (!is_due && !runtime.stragglers.IsWindowFull()) continue;
+    if (has_paused) {
+      state_->Runtime(id, *job).hangs.Postpone(pause);
+      is_due = is_due && runtime.hangs.IsDue(now);
+    }
     if (!IsWatched(id, *job)) continue;
     if (is_due) LookForMissing(id, *job, now, effects);
     if (runtime.stragglers.IsWindowFull()) LookForSlow(id, *job, effects);
