@@ -111,6 +111,16 @@ std::string SlowText(const Job& job, const StragglerWatch::Change& change) {
                       " of each ", seconds(change.step), " step the others wait for it");
 }
 
+// The job's reason changes with it.
+void AddEvent(EventKind kind, const JobId& id, const Job& job, Rank rank, std::string text,
+              Effects* effects) {
+  ClusterEvent event = EventOf(kind, id, job, std::move(text));
+  event.rank = rank;
+  event.worker = job.status.placements[rank.value()].worker;
+  effects->events.push_back(std::move(event));
+  effects->changed_jobs.insert(id);
+}
+
 }  // namespace
 
 void RankWatch::Look(absl::Time now, Effects* effects) {
@@ -147,12 +157,8 @@ void RankWatch::LookForMissing(const JobId& id, const Job& job, absl::Time now, 
   const HangWatch::Found found = runtime.hangs.Look(now, patience);
   for (const Rank rank : found.arrived) {
     if (runtime.missing.erase(rank) == 0) continue;
-    ClusterEvent event = EventOf(EventKind::kRankArrived, id, job,
-                                 absl::StrCat(RankOnWorker(job, rank), " has arrived"));
-    event.rank = rank;
-    event.worker = job.status.placements[rank.value()].worker;
-    effects->events.push_back(std::move(event));
-    effects->changed_jobs.insert(id);
+    AddEvent(EventKind::kRankArrived, id, job, rank,
+             absl::StrCat(RankOnWorker(job, rank), " has arrived"), effects);
   }
   if (found.missing.empty()) return;
   const bool has_trainer = std::any_of(runtime.ranks.begin(), runtime.ranks.end(),
@@ -163,12 +169,8 @@ void RankWatch::LookForMissing(const JobId& id, const Job& job, absl::Time now, 
     if (runtime.missing.size() == kMaxNamed) break;
     std::string& text = runtime.missing[rank];
     text = MissingText(job, runtime, rank, patience);
-    ClusterEvent event = EventOf(EventKind::kRankMissing, id, job, text);
-    event.rank = rank;
-    event.worker = job.status.placements[rank.value()].worker;
-    effects->events.push_back(std::move(event));
+    AddEvent(EventKind::kRankMissing, id, job, rank, text, effects);
   }
-  effects->changed_jobs.insert(id);
   if (!state_->options.end_hung_epochs) return;
   EpochFailure failure;
   failure.reason = runtime.missing.begin()->second;
@@ -186,12 +188,8 @@ void RankWatch::LookForSlow(const JobId& id, const Job& job, Effects* effects) {
     } else if (runtime.slow.erase(change.rank) == 0) {
       continue;
     }
-    ClusterEvent event = EventOf(change.is_slow ? EventKind::kRankSlow : EventKind::kRankNotSlow,
-                                 id, job, std::move(text));
-    event.rank = change.rank;
-    event.worker = job.status.placements[change.rank.value()].worker;
-    effects->events.push_back(std::move(event));
-    effects->changed_jobs.insert(id);
+    AddEvent(change.is_slow ? EventKind::kRankSlow : EventKind::kRankNotSlow, id, job, change.rank,
+             std::move(text), effects);
   }
 }
 
