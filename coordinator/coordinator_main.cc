@@ -35,6 +35,7 @@ struct Flags {
   std::string request_timeout = "10s";
   std::string heartbeat_interval = "1s";
   std::string prepare_timeout = "1m";
+  std::string hang_after = "30s";
   std::string log_level = "info";
   std::string port_file;
   std::string fault_points;
@@ -110,6 +111,12 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--prepare-timeout", flags->prepare_timeout,
                   "time limit for a worker to prepare an epoch")
       ->capture_default_str();
+  app->add_option("--hang-after", flags->hang_after,
+                  "how long a rank may keep others waiting at an operation before an event names "
+                  "it, at least two heartbeats; 0: no rank is watched")
+      ->capture_default_str();
+  app->add_flag("--end-hung-epochs", flags->server.end_hung_epochs,
+                "end the epoch of a rank that --hang-after names, with that as the reason");
   app->add_option(
          "--live-client-timeout", flags->live_client_timeout,
          "time limit for a client to take a reply, or a piece of a job's state that it reads or "
@@ -194,6 +201,7 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
                                     &flags.server.heartbeat_interval));
   RETURN_IF_ERROR(
       ParseDurationFlag("--prepare-timeout", flags.prepare_timeout, &flags.server.prepare_timeout));
+  RETURN_IF_ERROR(ParseDurationFlag("--hang-after", flags.hang_after, &flags.server.hang_after));
   RETURN_IF_ERROR(ParseDurationFlag("--live-client-timeout", flags.live_client_timeout,
                                     &flags.server.live_client_timeout));
   RETURN_IF_ERROR(

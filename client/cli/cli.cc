@@ -12,6 +12,7 @@
 #include "client/cli/checkpoint_commands.h"
 #include "client/cli/consolidate_command.h"
 #include "client/cli/dump_command.h"
+#include "client/cli/events_command.h"
 #include "client/cli/jobs_command.h"
 #include "client/cli/layout_command.h"
 #include "client/cli/live_commands.h"
@@ -60,6 +61,7 @@ int RunCli(const std::vector<std::string>& args, const Console& console) {
   RegisterConsolidateCommand(&app, &selected);
   RegisterDiffCommand(&app, &selected);
   RegisterDumpCommand(&app, &selected);
+  RegisterEventsCommand(&app, &selected);
   RegisterGetCommand(&app, &selected);
   RegisterJobsCommand(&app, &selected);
   RegisterLayoutCommand(&app, &selected);

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,7 @@
 #include "client/cli/cli.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/coordinator.grpc.pb.h"
+#include "proto/events.grpc.pb.h"
 #include "proto/worker.grpc.pb.h"
 
 namespace tessera::cli {
@@ -18,6 +20,8 @@ struct Content {
   mutable absl::Mutex mu;
   std::map<std::string, v1::Job> jobs ABSL_GUARDED_BY(mu);
   v1::ListWorkersResponse workers ABSL_GUARDED_BY(mu);
+  std::vector<v1::Event> events ABSL_GUARDED_BY(mu);
+  int64_t last_event ABSL_GUARDED_BY(mu) = 0;
   v1::WorkerStatusResponse worker ABSL_GUARDED_BY(mu);
   v1::DumpRankResponse dump ABSL_GUARDED_BY(mu);
   std::vector<std::string> delete_request_ids ABSL_GUARDED_BY(mu);
@@ -96,6 +100,30 @@ class FakeMembership : public v1::Membership::Service {
   Content* const content_;
 };
 
+class FakeEvents : public v1::Events::Service {
+ public:
+  explicit FakeEvents(Content* content) : content_(content) {}
+
+  grpc::Status ListEvents(grpc::ServerContext*, const v1::ListEventsRequest* request,
+                          v1::ListEventsResponse* response) override {
+    constexpr int kPage = 2;  // Small, so that there are several.
+    absl::MutexLock lock(&content_->mu);
+    if (!content_->events.empty()) response->set_first_number(content_->events[0].number());
+    response->set_last_number(content_->last_event);
+    for (const v1::Event& event : content_->events) {
+      const bool is_of_job = request->job_id().empty() || event.job_id() == request->job_id();
+      if (event.number() > request->after_number() && is_of_job &&
+          response->events_size() < kPage) {
+        *response->add_events() = event;
+      }
+    }
+    return grpc::Status::OK;
+  }
+
+ private:
+  Content* const content_;
+};
+
 class FakeWorker : public v1::Worker::Service {
  public:
   explicit FakeWorker(Content* content) : content_(content) {}
@@ -127,6 +155,7 @@ class GrpcFakeServer : public FakeServer {
     builder.AddListeningPort(worker_address_, grpc::InsecureServerCredentials());
     builder.RegisterService(&jobs_);
     builder.RegisterService(&membership_);
+    builder.RegisterService(&events_);
     builder.RegisterService(&worker_);
     server_ = builder.BuildAndStart();
   }
@@ -140,6 +169,21 @@ class GrpcFakeServer : public FakeServer {
   void AddWorker(const v1::WorkerInfo& worker) override {
     absl::MutexLock lock(&content_.mu);
     *content_.workers.add_workers() = worker;
+  }
+  void AddEvent(v1::Event event) override {
+    absl::MutexLock lock(&content_.mu);
+    event.set_number(++content_.last_event);
+    content_.events.push_back(std::move(event));
+  }
+  void ForgetEvents(int64_t up_to_number) override {
+    absl::MutexLock lock(&content_.mu);
+    std::vector<v1::Event>& events = content_.events;
+    while (!events.empty() && events[0].number() <= up_to_number) events.erase(events.begin());
+  }
+  void StartEventsAgain() override {
+    absl::MutexLock lock(&content_.mu);
+    content_.events.clear();
+    content_.last_event = 0;
   }
   void SetWorker(const v1::WorkerStatusResponse& worker) override {
     absl::MutexLock lock(&content_.mu);
@@ -160,6 +204,7 @@ class GrpcFakeServer : public FakeServer {
   Content content_;
   FakeJobs jobs_{&content_};
   FakeMembership membership_{&content_};
+  FakeEvents events_{&content_};
   FakeWorker worker_{&content_};
   std::unique_ptr<grpc::Server> server_;  // Destroyed, and with that stopped, first.
 };

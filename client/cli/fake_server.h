@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "proto/coordinator.pb.h"
+#include "proto/events.pb.h"
 #include "proto/worker.pb.h"
 
 namespace tessera::cli {
@@ -23,6 +24,10 @@ class FakeServer {
 
   virtual void PutJob(const v1::Job& job) = 0;
   virtual void AddWorker(const v1::WorkerInfo& worker) = 0;  // To the coordinator's list.
+  // Numbers it.
+  virtual void AddEvent(v1::Event event) = 0;
+  virtual void ForgetEvents(int64_t up_to_number) = 0;  // The next ones are numbered as before.
+  virtual void StartEventsAgain() = 0;                  // From 1, as a new coordinator does.
   virtual void SetWorker(const v1::WorkerStatusResponse& worker) = 0;
   // What DumpRank answers for rank 0 of job "gpt"; others are not found.
   virtual void SetDump(const v1::DumpRankResponse& dump) = 0;

@@ -8,6 +8,7 @@
 #include "client/cli/channel.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/coordinator.grpc.pb.h"
+#include "proto/events.grpc.pb.h"
 #include "proto/hand_over.grpc.pb.h"
 
 namespace tessera::cli {
@@ -28,7 +29,8 @@ class GrpcJobsClient : public JobsClient {
       : endpoint_(std::move(endpoint)),
         jobs_(v1::Jobs::NewStub(channel)),
         hand_overs_(v1::HandOvers::NewStub(channel)),
-        membership_(v1::Membership::NewStub(channel)) {}
+        membership_(v1::Membership::NewStub(channel)),
+        events_(v1::Events::NewStub(channel)) {}
 
   absl::StatusOr<v1::ListJobsResponse> ListJobs() override {
     v1::ListJobsRequest request;
@@ -72,6 +74,10 @@ class GrpcJobsClient : public JobsClient {
     return Call(membership_.get(), &v1::Membership::Stub::ListWorkers, v1::ListWorkersRequest());
   }
 
+  absl::StatusOr<v1::ListEventsResponse> ListEvents(const v1::ListEventsRequest& request) override {
+    return Call(events_.get(), &v1::Events::Stub::ListEvents, request);
+  }
+
  private:
   template <typename Stub, typename Request, typename Reply>
   absl::StatusOr<Reply> Call(Stub* stub,
@@ -89,6 +95,7 @@ class GrpcJobsClient : public JobsClient {
   const std::unique_ptr<v1::Jobs::Stub> jobs_;
   const std::unique_ptr<v1::HandOvers::Stub> hand_overs_;
   const std::unique_ptr<v1::Membership::Stub> membership_;
+  const std::unique_ptr<v1::Events::Stub> events_;
 };
 
 }  // namespace

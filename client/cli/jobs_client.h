@@ -1,5 +1,5 @@
-// The coordinator's services Jobs, HandOvers and Membership as commands use them. Thread-safe; no
-// gRPC type shows here.
+// The coordinator's services Jobs, HandOvers, Membership and Events as commands use them.
+// Thread-safe; no gRPC type shows here.
 //
 // Every error names the coordinator's address. In addition to what the service returns:
 //   Unavailable       nothing answers at the address
@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "client/cli/endpoint.h"
 #include "proto/coordinator.pb.h"
+#include "proto/events.pb.h"
 
 namespace tessera::cli {
 
@@ -34,6 +35,9 @@ class JobsClient {
   // already.
   virtual absl::Status TakeBack(const std::string& job_id) = 0;
   virtual absl::StatusOr<v1::ListWorkersResponse> ListWorkers() = 0;
+  // One page. Errors: PermissionDenied  the job of the request is another owner's
+  virtual absl::StatusOr<v1::ListEventsResponse> ListEvents(
+      const v1::ListEventsRequest& request) = 0;
 };
 
 }  // namespace tessera::cli

@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -294,6 +295,90 @@ TEST_F(ServerCommandsTest, WorkersAreListedByNameWithTheirSilence) {
   EXPECT_EQ(json["workers"][1]["incarnation"], 77);
 }
 
+void AddThreeEvents(FakeServer* server) {
+  v1::Event event;
+  event.set_time_unix_ms(1'795'761'119'000);
+  event.set_kind(v1::EVENT_KIND_WORKER_JOINED);
+  event.set_severity(v1::EVENT_SEVERITY_INFO);
+  event.set_rank(-1);
+  event.set_worker_id("n2");
+  event.set_text("registered with 4 devices (incarnation 1)");
+  server->AddEvent(event);
+  event.set_kind(v1::EVENT_KIND_RANK_MISSING);
+  event.set_severity(v1::EVENT_SEVERITY_WARNING);
+  event.set_job_id("gpt");
+  event.set_generation(5);
+  event.set_epoch(3);
+  event.set_committed_step(11);
+  event.set_rank(3);
+  event.set_text("rank 3 is missing at \x1b[2J\nblocks.2");
+  server->AddEvent(event);
+  event.set_kind(static_cast<v1::EventKind>(77));
+  event.set_severity(static_cast<v1::EventSeverity>(77));
+  event.set_job_id("bert");
+  event.set_rank(-1);
+  event.set_worker_id("");
+  event.set_text("of a later version");
+  server->AddEvent(event);
+}
+
+TEST_F(ServerCommandsTest, EventsAreALineEachAndSafeForATerminal) {
+  EXPECT_EQ(AskCoordinator({"events"}).out, "no events\n");
+  AddThreeEvents(server_.get());
+  const CommandResult result = AskCoordinator({"events"});
+  EXPECT_EQ(result.exit_code, kExitOk) << result.err;
+  EXPECT_EQ(result.out,
+            "2026-11-27 06:31:59Z INFO    worker n2: registered with 4 devices (incarnation 1)\n"
+            "2026-11-27 06:31:59Z WARNING job gpt, rank 3, worker n2: rank 3 is missing at "
+            "?[2J?blocks.2\n"
+            "2026-11-27 06:31:59Z UNKNOWN job bert: of a later version\n");
+  EXPECT_EQ(result.err, "");
+}
+
+TEST_F(ServerCommandsTest, EventsOfOneJobOrAfterANumberAreOnlyThose) {
+  AddThreeEvents(server_.get());
+  EXPECT_THAT(AskCoordinator({"events", "--job", "gpt"}).out,
+              AllOf(HasSubstr("job gpt"), Not(HasSubstr("bert")), Not(HasSubstr("registered"))));
+  EXPECT_THAT(AskCoordinator({"events", "--after", "2"}).out,
+              AllOf(HasSubstr("job bert"), Not(HasSubstr("gpt"))));
+}
+
+TEST_F(ServerCommandsTest, EventsAsJsonAreAnObjectALineWithWhatTheyHave) {
+  EXPECT_EQ(AskCoordinator({"events", "--json"}).out, "");
+  AddThreeEvents(server_.get());
+  std::vector<Json> events;
+  std::istringstream lines(AskCoordinator({"events", "--json"}).out);
+  for (std::string line; std::getline(lines, line);)
+    events.push_back(Json::parse(line, nullptr, false));
+  ASSERT_EQ(events.size(), 3);
+  EXPECT_EQ(events[0], (Json{{"number", 1},
+                             {"time_unix_ms", 1'795'761'119'000},
+                             {"kind", "WORKER_JOINED"},
+                             {"severity", "INFO"},
+                             {"worker_id", "n2"},
+                             {"text", "registered with 4 devices (incarnation 1)"}}));
+  EXPECT_EQ(events[1]["kind"], "RANK_MISSING");
+  EXPECT_EQ(events[1]["severity"], "WARNING");
+  EXPECT_EQ(events[1]["job_id"], "gpt");
+  EXPECT_EQ(events[1]["generation"], 5);
+  EXPECT_EQ(events[1]["epoch"], 3);
+  EXPECT_EQ(events[1]["committed_step"], 11);
+  EXPECT_EQ(events[1]["rank"], 3);
+  EXPECT_EQ(events[1]["text"], "rank 3 is missing at \x1b[2J\nblocks.2");
+  EXPECT_EQ(events[2].count("rank"), 0);
+}
+
+TEST_F(ServerCommandsTest, EventsThatAreGoneAndACoordinatorThatBeganAgainAreSaid) {
+  AddThreeEvents(server_.get());
+  server_->ForgetEvents(2);
+  const CommandResult gone = AskCoordinator({"events", "--after", "1"});
+  EXPECT_THAT(gone.out, HasSubstr("job bert"));
+  EXPECT_EQ(gone.err, "tessera: events 2 to 2 are not kept any more\n");
+  const CommandResult again = AskCoordinator({"events", "--after", "9"});
+  EXPECT_THAT(again.out, HasSubstr("job bert"));
+  EXPECT_THAT(again.err, HasSubstr("the coordinator has started again"));
+}
+
 TEST_F(ServerCommandsTest, TopInAPipeIsOneFrameWithoutEscapes) {
   server_->PutJob(MakeJob());
   for (const std::vector<std::string>& args :
@@ -328,6 +413,8 @@ TEST_F(ServerCommandsTest, UnreachableServerIsOneLineThatNamesTheAddress) {
       {"status", "--coordinator", coordinator},
       {"top", "--coordinator", coordinator},
       {"workers", "--coordinator", coordinator},
+      {"events", "--coordinator", coordinator},
+      {"events", "--follow", "--coordinator", coordinator},
       {"dump", "gpt", "--coordinator", coordinator},
       {"status", "--worker", worker},
       {"dump", "gpt", "--rank", "0", "--worker", worker},
@@ -394,6 +481,8 @@ TEST(ServerCommandsUsageTest, MessageSaysWhatIsWrong) {
 TEST(ServerCommandsUsageTest, WrongUsageIsExitCodeTwoAndOneLine) {
   const std::vector<std::vector<std::string>> wrong = {
       {"workers", "w0"},
+      {"events", "gpt"},
+      {"events", "--after", "-1"},
       {"top", "gpt", "bert"},
       {"dump", "--coordinator", "h:1"},
       {"jobs", "delete", "--coordinator", "h:1"},

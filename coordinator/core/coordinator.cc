@@ -10,6 +10,7 @@
 #include "coordinator/core/job_saves.h"
 #include "coordinator/core/membership.h"
 #include "coordinator/core/orphan_adopter.h"
+#include "coordinator/core/rank_watch.h"
 #include "coordinator/core/worker_reports.h"
 
 namespace tessera::coordinator {
@@ -23,7 +24,8 @@ struct Coordinator::Parts {
         orphans(&state, &epochs),
         reports(&state, &saves, &epochs, &orphans),
         members(&state, &epochs),
-        jobs(&state, &epochs, &orphans, &members) {}
+        jobs(&state, &epochs, &orphans, &members),
+        watch(&state) {}
 
   // In the order of use: a part points only to parts above it, which are destroyed after it.
   CoordinatorState state;
@@ -34,6 +36,7 @@ struct Coordinator::Parts {
   WorkerReports reports;
   Membership members;
   JobRequests jobs;
+  RankWatch watch;
 };
 
 Coordinator::Coordinator(const CoordinatorOptions& options)
@@ -226,5 +229,7 @@ void Coordinator::Tick(absl::Time now, Effects* effects) {
   // Last, because AdvanceAll may have placed the ranks of a lost worker elsewhere.
   parts_->members.ForgetLostMembers(effects);
 }
+
+void Coordinator::WatchRanks(absl::Time now, Effects* effects) { parts_->watch.Look(now, effects); }
 
 }  // namespace tessera::coordinator

@@ -13,7 +13,7 @@
 //   JobRequests ──► Membership ───────┐
 //        └────────► OrphanAdopter ────┼──► EpochProtocol ──► JobSaves ──► CoordinatorState
 //   WorkerReports ──────┘             │
-//   HandOverProtocol ─────────────────┘
+//   HandOverProtocol ─────────────────┘          RankWatch ──────────────► CoordinatorState
 //
 // Movable; one that was moved from may only be assigned to or destroyed. Thread-compatible: one
 // caller at a time. `now` never goes back.
@@ -154,6 +154,9 @@ class Coordinator {
   // Does what depends on time: lost workers, workers that do not prepare an epoch, delayed starts
   // of epochs, steps to make durable. Call it several times per worker timeout.
   void Tick(absl::Time now, Effects* effects);
+  // Says which ranks of running jobs hold the others up. Call it after each Tick. It has no records,
+  // so there is nothing to roll back; an epoch that it fails ends with the next Tick.
+  void WatchRanks(absl::Time now, Effects* effects);
 
  private:
   struct Parts;

@@ -19,6 +19,9 @@ struct CoordinatorOptions {
   absl::Duration restart_delay = absl::Milliseconds(100);
   // How long a job that is bound to no worker avoids one that refused to hold it.
   absl::Duration refusal_pause = absl::Seconds(10);
+  // A rank that others have waited for at an operation for this long is named; 0: none is.
+  absl::Duration hang_after = absl::Seconds(30);
+  bool end_hung_epochs = false;  // And its epoch ends.
   PlacementRule placement = PlacementRule::kOneWorkerFirst;
   int64_t request_capacity = 4096;
   int64_t max_jobs = 1000;

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "coordinator/core/cluster_event.h"
 #include "coordinator/core/job.h"
 #include "coordinator/core/records.h"
 
@@ -88,6 +89,9 @@ struct Effects {
   std::vector<OrderRecord> order_records;
   std::vector<Outgoing> commands;
   std::set<JobId> changed_jobs;  // Their watchers are notified.
+  // For people. Where the event is refused, these did not happen.
+  std::vector<ClusterEvent> events;
+  std::map<JobId, EpochCause> opened_epochs;
 };
 
 }  // namespace tessera::coordinator

@@ -79,7 +79,7 @@ void EpochProtocol::Advance(const JobId& id, absl::Time now, Effects* effects) {
           : JobPlacer(state_).LiveWorkers(id, job).size() == WorkersOf(job.status.placements).size()
               ? "its workers are back"
               : "another worker takes over a replica",
-          now, effects);
+          EpochCause::kPlaced, now, effects);
     }
     return;
   }
@@ -90,14 +90,14 @@ void EpochProtocol::Advance(const JobId& id, absl::Time now, Effects* effects) {
   // delayed, not only its start.
   const bool unprepared = job.status.state == JobState::kStarting && !all_prepared;
   if (failed && (!unprepared || PacerOf(id).MayStart(now))) {
-    OpenEpoch(id, runtime->failure->reason, now, effects);
+    OpenEpoch(id, runtime->failure->reason, runtime->failure->cause, now, effects);
     return;
   }
   std::string broken = state_->durable().WhyPlacementBroken(job.status);
   if (broken.empty() && job.status.bound && JobPlacer(state_).MemoryIsGone(id, job))
     broken = kPartIsGone;
   if (!broken.empty()) {
-    OpenEpoch(id, broken, now, effects);
+    OpenEpoch(id, broken, EpochCause::kWorkerLost, now, effects);
     return;
   }
   if (job.status.state != JobState::kStarting || !all_prepared || failed) return;
@@ -107,8 +107,8 @@ void EpochProtocol::Advance(const JobId& id, absl::Time now, Effects* effects) {
   if (PacerOf(id).MayStart(now)) BeginEpoch(id, effects);
 }
 
-void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, absl::Time now,
-                              Effects* effects) {
+void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, EpochCause cause,
+                              absl::Time now, Effects* effects) {
   // First, because the ledger of this epoch is not found once the epoch has changed.
   FlushStep(id, effects);
   const Job job = *state_->FindJob(id);  // A copy: the records below change the job.
@@ -151,6 +151,10 @@ void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, absl::
   // first step begins again, and holds devices.
   next.completed = job.status.completed && next.bound;
   next.completed_after = job.status.completed_after;
+  if (failure.mismatch.has_value())
+    effects->events.push_back(
+        EventOf(EventKind::kOrderMismatch, id, job, failure.mismatch->message));
+  effects->opened_epochs[id] = cause;
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);
   state_->Put(EpochOverRecord{id}, effects);
   saves_->EndSaveTry(id, reason, now, effects);
@@ -310,7 +314,7 @@ void EpochProtocol::CheckPreparing(absl::Time now) {
     }
     absl::StrAppend(&reason, " did not prepare epoch ", job.status.epoch.value(), " within ",
                     absl::FormatDuration(state_->options.prepare_timeout));
-    runtime.failure = EpochFailure{std::move(reason), std::nullopt};
+    runtime.failure = EpochFailure{std::move(reason), std::nullopt, 0, EpochCause::kNotPrepared};
   }
 }
 

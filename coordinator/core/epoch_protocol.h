@@ -28,7 +28,8 @@ class EpochProtocol {
   // Take the actions that the current state requires.
   void AdvanceAll(absl::Time now, Effects* effects);
   void Advance(const JobId& id, absl::Time now, Effects* effects);
-  void OpenEpoch(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
+  void OpenEpoch(const JobId& id, const std::string& reason, EpochCause cause, absl::Time now,
+                 Effects* effects);
   void FailEpoch(const JobId& id, EpochFailure failure, absl::Time now, Effects* effects);
   // Fails the epochs that some worker has not prepared in time.
   void CheckPreparing(absl::Time now);

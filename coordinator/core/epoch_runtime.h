@@ -14,9 +14,11 @@
 #include "coordinator/core/effects.h"
 #include "coordinator/core/epoch_gather.h"
 #include "coordinator/core/hand_over_state.h"
+#include "coordinator/core/hang_watch.h"
 #include "coordinator/core/member_registry.h"
 #include "coordinator/core/order_validator.h"
 #include "coordinator/core/step_ledger.h"
+#include "coordinator/core/straggler_watch.h"
 
 namespace tessera::coordinator {
 
@@ -25,6 +27,7 @@ struct EpochFailure {
   std::string reason;
   std::optional<OrderMismatch> mismatch;  // Sent to every worker of the epoch.
   int code = 0;                           // As RankFailure::code.
+  EpochCause cause = EpochCause::kRankFailure;
 };
 
 // The progress of a rank with the save `number`.
@@ -40,7 +43,9 @@ struct EpochRuntime {
       : epoch(epoch),
         gather(placements),
         order(spec->config.world_size, spec),
-        ledger(spec->config.world_size, committed_step) {}
+        ledger(spec->config.world_size, committed_step),
+        hangs(spec->config.world_size),
+        stragglers(spec->config.world_size) {}
 
   Epoch epoch;
   EpochGather gather;
@@ -49,6 +54,9 @@ struct EpochRuntime {
   std::map<int32_t, RankStatus> ranks;
   std::map<int32_t, RankStatus> last_seen;  // The same, or from an earlier epoch.
   std::map<int32_t, SaveProgress> saving;   // By rank.
+  HangWatch hangs;
+  StragglerWatch stragglers;
+  std::map<Rank, std::string> missing, slow;  // Ranks that an event has named, with its text.
   std::optional<EpochFailure> failure;
   std::optional<absl::Time> preparing_since;
   // By rank: offers of trainers to hand this job over, and the ranks of this job that are ready for

@@ -82,8 +82,8 @@ absl::Status HandOverProtocol::OfferHandOver(const HandOverOffer& offer, absl::T
   made.trainer_states = std::move(states);
   // Before the epoch opens, so that it is a frozen one.
   state_->Put(HandOverRecord{offer.job, made}, effects);
-  epochs_->OpenEpoch(offer.job, absl::StrCat("it is handed over at step ", made.step.value()), now,
-                     effects);
+  epochs_->OpenEpoch(offer.job, absl::StrCat("it is handed over at step ", made.step.value()),
+                     EpochCause::kHandOver, now, effects);
   return absl::OkStatus();
 }
 
@@ -120,7 +120,7 @@ void HandOverProtocol::EndHandOver(const JobId& id, HandOver ended, absl::Time n
   state_->Put(HandOverRecord{id, std::move(ended)}, effects);
   // An epoch that is being prepared begins unfrozen; a running one has to be replaced.
   if (state_->FindJob(id)->status.state == JobState::kRunning)
-    epochs_->OpenEpoch(id, reason, now, effects);
+    epochs_->OpenEpoch(id, reason, EpochCause::kHandOver, now, effects);
   effects->changed_jobs.insert(id);
 }
 

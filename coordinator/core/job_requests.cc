@@ -92,6 +92,10 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
       JobSpecRecord{event.job, event.spec, Generation(sequence), event.owner, event.attach_key},
       effects);
   state_->Put(JobStatusRecord{event.job, status}, effects);
+  effects->events.push_back(
+      EventOf(EventKind::kJobCreated, event.job, *state_->FindJob(event.job),
+              absl::StrCat("created with ", event.spec->config.world_size,
+                           event.spec->config.world_size == 1 ? " rank" : " ranks")));
   // Before the reply is made, so that it shows the placement.
   epochs_->Advance(event.job, now, effects);
   JobView view = ViewJob(*state_, event.job, *state_->FindJob(event.job));
@@ -134,6 +138,7 @@ absl::Status JobRequests::DeleteJob(const DeleteJobEvent& event, absl::Time now,
   const std::set<WorkerId> workers = WorkersOf(last.placements);
   last.placements.clear();
   const DropJob drop{event.job, job->generation};  // Before the record that deletes `job`.
+  effects->events.push_back(EventOf(EventKind::kJobDeleted, event.job, *job, "deleted"));
   state_->Put(JobGoneRecord{event.job}, effects);
   RememberDeleted(event.job, drop.generation, effects);
   RememberRequest(event.request_id,
@@ -178,6 +183,7 @@ absl::Status JobRequests::DeleteOrphan(const DeleteJobEvent& event, absl::Time n
   }
   // The orphan may also have rows in the journal that cannot be read.
   state_->Put(JobGoneRecord{event.job}, effects);
+  effects->events.push_back(EventOf(EventKind::kJobDeleted, *orphan, "deleted"));
   JobStatus last = orphan->status;
   last.state = JobState::kDeleted;
   last.placements.clear();

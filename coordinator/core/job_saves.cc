@@ -157,6 +157,15 @@ void JobSaves::EndSave(const JobId& id, Save save, const absl::Status& outcome, 
   save.outcome = outcome;
   save.fate = outcome.ok() ? SaveFate::kKept : SaveFate::kNone;
   state_->Put(SaveRecord{id, save}, effects);
+  ClusterEvent event =
+      EventOf(outcome.ok() ? EventKind::kSaveDone : EventKind::kSaveFailed, id, job,
+              absl::StrCat("save ", save.number,
+                           save.step > Step(0) ? absl::StrCat(" of step ", save.step.value()) : "",
+                           " to '", save.spec.path, "' ",
+                           outcome.ok() ? std::string("is done")
+                                        : absl::StrCat("failed: ", outcome.ToString())));
+  if (absl::IsCancelled(outcome)) event.severity = EventSeverity::kInfo;  // Somebody asked for it.
+  effects->events.push_back(std::move(event));
   if (outcome.ok()) {
     for (Save& other : job.saves().Outdated(save, {}))
       state_->Put(SaveRecord{id, std::move(other)}, effects);

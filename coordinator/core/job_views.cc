@@ -1,12 +1,31 @@
 #include "coordinator/core/job_views.h"
 
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "coordinator/core/job_placer.h"
 
 namespace tessera::coordinator {
+namespace {
+
+// Of a Job, or of a JobView.
+template <typename AnyJob>
+ClusterEvent MakeEvent(EventKind kind, const JobId& id, const AnyJob& job, std::string text) {
+  ClusterEvent event;
+  event.kind = kind;
+  event.severity = SeverityOf(kind);
+  event.job = id;
+  event.generation = job.generation;
+  event.epoch = job.status.epoch;
+  event.committed_step = job.committed_step;
+  event.text = std::move(text);
+  event.owner = job.owner;
+  return event;
+}
+
+}  // namespace
 
 std::string StateReason(const CoordinatorState& state, const JobId& id, const Job& job) {
   // First, because the job stands still until its workers' epoch is taken over.
@@ -19,8 +38,12 @@ std::string StateReason(const CoordinatorState& state, const JobId& id, const Jo
   }
   if (job.status.state == JobState::kRunning && job.IsFrozen())
     return DescribeHandOver(*job.hand_over);
-  if (job.status.state != JobState::kStarting) return job.status.reason;
   const EpochRuntime* runtime = state.FindRuntime(id, job);
+  if (job.status.state == JobState::kRunning && runtime != nullptr) {
+    if (!runtime->missing.empty()) return runtime->missing.begin()->second;
+    if (!runtime->slow.empty()) return runtime->slow.begin()->second;
+  }
+  if (job.status.state != JobState::kStarting) return job.status.reason;
   if (runtime != nullptr && runtime->failure.has_value()) {
     return absl::StrCat(runtime->failure->reason, "; will be tried again");
   }
@@ -42,6 +65,14 @@ JobView ViewJob(const CoordinatorState& state, const JobId& id, const Job& job) 
   if (const auto runtime = state.runtimes().find(id); runtime != state.runtimes().end())
     view.ranks = runtime->second.last_seen;
   return view;
+}
+
+ClusterEvent EventOf(EventKind kind, const JobId& id, const Job& job, std::string text) {
+  return MakeEvent(kind, id, job, std::move(text));
+}
+
+ClusterEvent EventOf(EventKind kind, const JobView& job, std::string text) {
+  return MakeEvent(kind, job.id, job, std::move(text));
 }
 
 absl::Status NoSuchJob(const JobId& job) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "coordinator/core/cluster_event.h"
 #include "coordinator/core/coordinator_state.h"
 #include "coordinator/core/durable_state.h"
 #include "coordinator/core/job.h"
@@ -15,6 +16,9 @@ namespace tessera::coordinator {
 JobView ViewJob(const CoordinatorState& state, const JobId& id, const Job& job);
 // Why the job is in its state, and what it waits for.
 std::string StateReason(const CoordinatorState& state, const JobId& id, const Job& job);
+// What happened to the job, with the severity of its kind.
+ClusterEvent EventOf(EventKind kind, const JobId& id, const Job& job, std::string text);
+ClusterEvent EventOf(EventKind kind, const JobView& job, std::string text);
 // NotFound, which names the job.
 absl::Status NoSuchJob(const JobId& job);
 

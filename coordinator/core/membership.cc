@@ -12,6 +12,16 @@ namespace {
 
 // Lives of one worker that have not begun.
 constexpr size_t kMaxArrivals = 8;
+constexpr char kIsBack[] = "heard of again, with the memory that it had";
+
+void NoteEvent(EventKind kind, const WorkerId& worker, std::string text, Effects* effects) {
+  ClusterEvent event;
+  event.kind = kind;
+  event.severity = SeverityOf(kind);
+  event.worker = worker;
+  event.text = std::move(text);
+  effects->events.push_back(std::move(event));
+}
 
 }  // namespace
 
@@ -96,6 +106,16 @@ absl::Status Membership::CheckKey(const WorkerId& worker, Incarnation incarnatio
 
 void Membership::BeginLife(const WorkerId& worker, Member member, absl::Time now,
                            Effects* effects) {
+  const Member* known = state_->members().Find(worker);
+  if (known == nullptr || known->incarnation < member.incarnation) {
+    NoteEvent(EventKind::kWorkerJoined, worker,
+              absl::StrCat("registered with ", member.num_devices,
+                           member.num_devices == 1 ? " device" : " devices", " (incarnation ",
+                           member.incarnation.value(), ")"),
+              effects);
+  } else if (known->lost) {
+    NoteEvent(EventKind::kWorkerReturned, worker, kIsBack, effects);
+  }
   away_.insert(worker);
   state_->orphans.Forget(worker);  // They belong to an earlier life.
   state_->Put(MemberRecord{worker, std::move(member)}, effects);
@@ -110,6 +130,7 @@ absl::Status Membership::Hear(const Sender& sender, absl::Time now, Effects* eff
   // The incarnation is the same, so the worker was only silent and still has its memory.
   Member back = *member;
   back.lost = false;
+  NoteEvent(EventKind::kWorkerReturned, sender.worker, kIsBack, effects);
   state_->Put(MemberRecord{sender.worker, std::move(back)}, effects);
   epochs_->AdvanceAll(now, effects);
   return absl::OkStatus();
@@ -140,6 +161,10 @@ void Membership::DeclareLost(absl::Time now, Effects* effects) {
       lost.lost = true;
       // Nothing can be taken over from a lost worker. If it returns, it lists its jobs again.
       state_->orphans.Forget(worker);
+      NoteEvent(
+          EventKind::kWorkerLost, worker,
+          absl::StrCat("not heard of for ", absl::FormatDuration(state_->options.worker_timeout)),
+          effects);
       state_->Put(MemberRecord{worker, std::move(lost)}, effects);
     }
   }

@@ -51,6 +51,13 @@ const OrderValidator::Recorded* OrderValidator::RecordAt(int64_t sequence) const
   return &*record_[sequence];
 }
 
+const OrderEntry* OrderValidator::EntryAt(const OrderPosition& position) const {
+  const auto announced = pending_.find(position);
+  if (announced != pending_.end()) return &announced->second.begin()->second;
+  const Recorded* recorded = RecordAt(position.sequence);
+  return recorded == nullptr ? nullptr : &recorded->entry;
+}
+
 void OrderValidator::Withdraw(Rank rank) {
   auto waiting = waiting_at_.find(rank);
   if (waiting == waiting_at_.end()) return;

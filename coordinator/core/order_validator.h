@@ -53,6 +53,9 @@ class OrderValidator {
   // `rank` has finished `step`.
   OrderVerdict Finished(Rank rank, Step step);
 
+  // What ranks do at `position`: as they announced, or have it in their record. Null: not known.
+  const OrderEntry* EntryAt(const OrderPosition& position) const;
+
   int64_t num_recorded() const { return static_cast<int64_t>(record_.size()); }
 
  private:

@@ -56,6 +56,8 @@ struct RankStatus {
   int32_t executor_pid = 0;
   Incarnation finished;  // The last attachment, if its trainer said that it is done.
   std::map<std::string, double> reported;
+  double compute_seconds = 0;  // For how long its trainer has computed, since the worker holds it.
+  double gradient_norm = 0;    // Of the last step.
 };
 
 // One operation of a rank's execution order.

@@ -98,9 +98,10 @@ absl::Status WorkerReports::Heartbeat(const Sender& sender, const std::vector<Jo
       EpochRuntime& runtime = state_->Runtime(progress.job, *job);
       runtime.ranks[rank] = runtime.last_seen[rank] = status;
       if (job->status.state != JobState::kRunning) continue;
-      ApplyVerdict(progress.job,
-                   runtime.order.Progress(Rank(rank), {status.step, status.sequence, status.pass}),
-                   now, effects);
+      const OrderPosition place = {status.step, status.sequence, status.pass};
+      runtime.hangs.Heard(Rank(rank), place);
+      runtime.stragglers.Heard(Rank(rank), status.step, status.compute_seconds, now);
+      ApplyVerdict(progress.job, runtime.order.Progress(Rank(rank), place), now, effects);
     }
     UpdateCompleted(progress.job, now, effects);
   }
@@ -173,6 +174,10 @@ absl::Status WorkerReports::Announce(const Sender& sender, const OrderAnnounceme
         event.position.sequence, " is not within the ", kMaxSequence, " operations of a step"));
   }
   EpochRuntime& runtime = state_->Runtime(event.job, *job);
+  // It has come to the operation, though it may not issue it before the others have come too.
+  OrderPosition place = event.position;
+  ++place.sequence;
+  runtime.hangs.Heard(event.rank, place);
   ApplyVerdict(event.job, runtime.order.Announce(event.rank, event.position, event.entry), now,
                effects);
   return absl::OkStatus();
@@ -193,7 +198,8 @@ void WorkerReports::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, a
   if (verdict.mismatch.has_value()) {
     OrderMismatch mismatch{id, job.generation, job.status.epoch, verdict.position,
                            *verdict.mismatch};
-    epochs_->FailEpoch(id, {*verdict.mismatch, std::move(mismatch)}, now, effects);
+    epochs_->FailEpoch(id, {*verdict.mismatch, std::move(mismatch), 0, EpochCause::kOrderMismatch},
+                       now, effects);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "coordinator/service/codec.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,9 @@ namespace {
 
 constexpr int kMaxStatusCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
 
+// Of a number that is a sum of times, or a norm.
+double FiniteOrZero(double value) { return std::isfinite(value) && value >= 0 ? value : 0; }
+
 RankStatus DecodeRankStatus(const v1::RankStatus& status) {
   RankStatus decoded;
   decoded.step = Step(status.step());
@@ -32,6 +36,8 @@ RankStatus DecodeRankStatus(const v1::RankStatus& status) {
   decoded.optimizer_bytes = status.optimizer_bytes();
   decoded.executor_pid = status.executor_pid();
   decoded.finished = Incarnation(status.finished_attachment());
+  decoded.compute_seconds = FiniteOrZero(status.compute_seconds());
+  decoded.gradient_norm = FiniteOrZero(status.gradient_norm());
   for (const auto& [name, value] : status.reported()) {
     if (decoded.reported.size() < kMaxReportedValues && CheckReportedName(name).ok())
       decoded.reported[name] = value;
@@ -51,6 +57,8 @@ v1::RankStatus EncodeRankStatus(const RankStatus& status) {
   encoded.set_optimizer_bytes(status.optimizer_bytes);
   encoded.set_executor_pid(status.executor_pid);
   encoded.set_finished_attachment(status.finished.value());
+  encoded.set_compute_seconds(status.compute_seconds);
+  encoded.set_gradient_norm(status.gradient_norm);
   encoded.mutable_reported()->insert(status.reported.begin(), status.reported.end());
   return encoded;
 }

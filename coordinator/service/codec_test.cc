@@ -90,6 +90,22 @@ TEST(CodecTest, BadCreateJobFieldsAreNamed) {
       "number of dimensions is 18");
 }
 
+TEST(CodecTest, NumbersOfARankThatCannotBeAreNothing) {
+  const double kNan = std::numeric_limits<double>::quiet_NaN();
+  const double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double value : {kNan, kInfinity, -kInfinity, -1.0, 2.5}) {
+    v1::WorkerEvent event;
+    v1::JobProgress* job = event.mutable_heartbeat()->add_jobs();
+    job->set_job_id("gpt");
+    (*job->mutable_ranks())[0].set_compute_seconds(value);
+    (*job->mutable_ranks())[0].set_gradient_norm(value);
+    ASSERT_OK_AND_ASSIGN(const StreamEvent decoded, Decode(event));
+    const RankStatus& status = std::get<HeartbeatEvent>(decoded).at(0).ranks.at(0);
+    EXPECT_EQ(status.compute_seconds, value == 2.5 ? 2.5 : 0.0) << value;
+    EXPECT_EQ(status.gradient_norm, value == 2.5 ? 2.5 : 0.0) << value;
+  }
+}
+
 TEST(CodecTest, BadSaveRequestsAndReportsAreNamed) {
   const auto refused = [](auto change, const char* what) {
     v1::RequestSaveRequest request;

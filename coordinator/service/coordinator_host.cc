@@ -15,6 +15,8 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "base/wall_time.h"
+#include "coordinator/core/job_views.h"
 #include "coordinator/service/field_checks.h"
 #include "coordinator/service/record_codec.h"
 
@@ -163,6 +165,10 @@ void CoordinatorHost::RunTicker() {
       core.Tick(now, effects);
       return absl::OkStatus();
     }).IgnoreError();  // Logged where it began; the next tick tries again.
+    RunLocked([](Coordinator& core, absl::Time now, Effects* effects) {
+      core.WatchRanks(now, effects);
+      return absl::OkStatus();
+    }).IgnoreError();  // It has no records, so that only Stop can refuse it.
     ++num_ticks_;
   }
 }
@@ -243,6 +249,10 @@ void CoordinatorHost::DeliverLocked(Effects effects) {
     // says what it holds (Heartbeat).
     if (outbox != outboxes_.end()) outbox->second->Push(std::move(outgoing.command));
   }
+  const absl::Time now = ToWallTime(options_.clock->TimeNow());
+  for (const auto& [job, cause] : effects.opened_epochs) ++num_epochs_[cause];
+  // Before the states that follow from them.
+  for (ClusterEvent& event : effects.events) events_.Add(std::move(event), now);
   for (const JobId& job : effects.changed_jobs) {
     waits_.WakeThoseOf(job);  // They look once this lock is released.
     absl::StatusOr<JobView> view = core_.GetJob(job);
@@ -253,12 +263,27 @@ void CoordinatorHost::DeliverLocked(Effects effects) {
       continue;
     }
     changed_at_[job] = ++last_change_;
-    const std::pair<Epoch, JobState> logged(view->status.epoch, view->status.state);
-    if (std::exchange(logged_[job], logged) == logged) continue;  // Only a step further.
-    TESSERA_LOG(INFO, "job={} epoch={} step={} {}: {}", job.value(), view->status.epoch.value(),
-                view->committed_step.value(), std::string(Name(view->status.state)),
-                view->status.reason);
+    NoteStateLocked(*view, effects, now);
   }
+}
+
+void CoordinatorHost::NoteStateLocked(const JobView& job, const Effects& effects, absl::Time now) {
+  const JobStatus& status = job.status;
+  const bool is_completed = status.completed && status.state == JobState::kRunning;
+  const auto logged = std::make_tuple(status.epoch, status.state, is_completed);
+  if (std::exchange(logged_[job.id], logged) == logged) return;  // Only a step further.
+  const std::string state(is_completed ? "COMPLETED" : Name(status.state));
+  TESSERA_LOG(INFO, "job={} epoch={} step={} {}: {}", job.id.value(), status.epoch.value(),
+              job.committed_step.value(), state, status.reason);
+  ClusterEvent event = EventOf(EventKind::kJobState, job, absl::StrCat(state, ": ", status.reason));
+  const auto opened = effects.opened_epochs.find(job.id);
+  const bool has_failed = opened != effects.opened_epochs.end() && IsFailure(opened->second);
+  if (has_failed || status.state == JobState::kLost) {
+    event.severity = EventSeverity::kError;
+  } else if (status.state == JobState::kWaiting || status.state == JobState::kOrphaned) {
+    event.severity = EventSeverity::kWarning;
+  }
+  events_.Add(std::move(event), now);
 }
 
 absl::StatusOr<JobView> CoordinatorHost::CreateJob(const CreateJobEvent& event) {
@@ -328,6 +353,23 @@ std::vector<CoordinatorHost::WorkerView> CoordinatorHost::ListWorkers() {
         {id, member, core_.SilentFor(id, now), bytes == claims.bytes.end() ? 0 : bytes->second});
   }
   return views;
+}
+
+EventLog::Page CoordinatorHost::ListEvents(int64_t after_number, size_t max_events,
+                                           size_t max_bytes,
+                                           absl::FunctionRef<bool(const ClusterEvent&)> wanted) {
+  absl::MutexLock lock(&mu_);
+  return events_.After(after_number, max_events, max_bytes, wanted);
+}
+
+CoordinatorCounts CoordinatorHost::Counts() {
+  absl::MutexLock lock(&mu_);
+  CoordinatorCounts counts;
+  counts.events = events_.counts();
+  counts.epochs = num_epochs_;
+  const auto mismatches = counts.events.find(EventKind::kOrderMismatch);
+  counts.order_mismatches = mismatches == counts.events.end() ? 0 : mismatches->second;
+  return counts;
 }
 
 absl::StatusOr<SaveView> CoordinatorHost::GetSave(const JobId& job, int64_t number) {

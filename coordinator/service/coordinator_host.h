@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/event_log.h"
 #include "coordinator/service/codec.h"
 #include "coordinator/service/job_waits.h"
 #include "coordinator/service/journal_starts.h"
@@ -34,6 +36,14 @@
 #include "coordinator/storage/journal.h"
 
 namespace tessera::coordinator {
+
+// What has happened since this process began, for metrics. Of each kind or cause that has happened;
+// Name() of core/cluster_event.h says what the label of each is.
+struct CoordinatorCounts {
+  std::map<EventKind, int64_t> events;   // Also those that are not kept any more.
+  std::map<EpochCause, int64_t> epochs;  // Of all jobs, opened after this.
+  int64_t order_mismatches = 0;
+};
 
 class CoordinatorHost {
  public:
@@ -100,6 +110,11 @@ class CoordinatorHost {
   };
   std::vector<WorkerView> ListWorkers();  // In the order of their ids.
 
+  // As EventLog::After.
+  EventLog::Page ListEvents(int64_t after_number, size_t max_events, size_t max_bytes,
+                            absl::FunctionRef<bool(const ClusterEvent&)> wanted);
+  CoordinatorCounts Counts();
+
   // Makes `outbox` the one that commands to this worker go to, and closes the one before.
   absl::Status Connect(const Sender& sender, const std::string& key,
                        std::shared_ptr<Outbox> outbox);
@@ -136,6 +151,9 @@ class CoordinatorHost {
   void WriteOrderLocked(const Effects& effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NoteJournalLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverLocked(Effects effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Notes the job's state in logs and events, where it is another one than the last that was noted.
+  void NoteStateLocked(const JobView& job, const Effects& effects, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RunTicker();
 
   const Options options_;
@@ -151,7 +169,9 @@ class CoordinatorHost {
   // When each job last changed, counted in changes; so waiting is `change > seen`.
   int64_t last_change_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<JobId, int64_t> changed_at_ ABSL_GUARDED_BY(mu_);
-  std::map<JobId, std::pair<Epoch, JobState>> logged_ ABSL_GUARDED_BY(mu_);
+  std::map<JobId, std::tuple<Epoch, JobState, bool>> logged_ ABSL_GUARDED_BY(mu_);
+  EventLog events_ ABSL_GUARDED_BY(mu_);
+  std::map<EpochCause, int64_t> num_epochs_ ABSL_GUARDED_BY(mu_);
   JournalTimes journal_times_ ABSL_GUARDED_BY(mu_);
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   int64_t num_ticks_ ABSL_GUARDED_BY(mu_) = 0;

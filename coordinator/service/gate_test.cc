@@ -19,6 +19,7 @@
 #include "net/credentials.h"
 #include "net/test_certificates.h"
 #include "proto/coordinator.grpc.pb.h"
+#include "proto/events.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/hand_over.grpc.pb.h"
 #include "proto/live_put.pb.h"
@@ -54,6 +55,7 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
       {"Membership.RegisterWorker", kWorkers},
       {"Membership.Connect", kWorkers},
       {"Membership.ListWorkers", kAll},
+      {"Events.ListEvents", kReaders},  // Of this job; without one, everybody.
       {"Checkpoints.RequestSave", kChangers},
       {"Checkpoints.GetSave", kReaders},
       {"Checkpoints.CancelSave", kChangers},
@@ -76,9 +78,9 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
 std::vector<const MethodDescriptor*> Methods() {
   std::vector<const MethodDescriptor*> methods;
   for (const google::protobuf::FileDescriptor* file :
-       {v1::Job::descriptor()->file(), v1::Save::descriptor()->file(),
-        v1::HandOverInfo::descriptor()->file(), v1::LiveStateQuery::descriptor()->file(),
-        v1::PutReply::descriptor()->file()}) {
+       {v1::Job::descriptor()->file(), v1::Event::descriptor()->file(),
+        v1::Save::descriptor()->file(), v1::HandOverInfo::descriptor()->file(),
+        v1::LiveStateQuery::descriptor()->file(), v1::PutReply::descriptor()->file()}) {
     for (int s = 0; s < file->service_count(); ++s) {
       if (file->service(s)->name() == "LiveFetch") continue;  // The workers'.
       for (int m = 0; m < file->service(s)->method_count(); ++m)
@@ -212,6 +214,56 @@ TEST_F(GateTest, EachRoleMayCallWhatTheTableSaysAndNothingElse) {
     }
   }
   EXPECT_EQ(seen.size(), Allowed().size());
+}
+
+TEST_F(GateTest, EventsOfAJobAreForThoseWhoMayReadItAlsoOnceItIsGone) {
+  ASSERT_OK(CreateJob("client", "his"));
+  ASSERT_OK(CreateJob("other-client", "others"));
+  v1::RegisterWorkerRequest worker;
+  worker.set_request_id("w");
+  worker.set_worker_id("node");
+  worker.set_num_devices(1);
+  worker.set_key(std::string(32, 'k'));
+  v1::RegisterWorkerResponse registered;
+  grpc::ClientContext register_context;
+  ASSERT_OK(FromGrpcStatus(v1::Membership::NewStub(channels_["worker"])
+                               ->RegisterWorker(&register_context, worker, &registered)));
+  v1::DeleteJobRequest erase;
+  erase.set_request_id("d");
+  erase.set_job_id("his");
+  grpc::ClientContext erase_context;
+  v1::DeleteJobResponse erased;
+  ASSERT_OK(FromGrpcStatus(
+      v1::Jobs::NewStub(channels_["client"])->DeleteJob(&erase_context, erase, &erased)));
+  // The jobs and workers that events are of; "" after a refusal.
+  const auto seen = [&](const std::string& who, const std::string& job) {
+    v1::ListEventsRequest request;
+    request.set_job_id(job);
+    grpc::ClientContext context;
+    v1::ListEventsResponse reply;
+    std::set<std::string> names;
+    const grpc::Status status =
+        v1::Events::NewStub(channels_[who])->ListEvents(&context, request, &reply);
+    if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED)
+      return std::set<std::string>{""};
+    EXPECT_OK(FromGrpcStatus(status));
+    for (const v1::Event& event : reply.events())
+      names.insert(event.job_id().empty() ? event.worker_id() : event.job_id());
+    return names;
+  };
+  using Names = std::set<std::string>;
+  EXPECT_EQ(seen("client", ""), (Names{"his", "node"}));
+  EXPECT_EQ(seen("other-client", ""), (Names{"others", "node"}));
+  EXPECT_EQ(seen("reader", ""), (Names{"his", "others", "node"}));
+  EXPECT_EQ(seen("operator", ""), (Names{"his", "others", "node"}));
+  EXPECT_EQ(seen("worker", ""), (Names{"node"}));
+  EXPECT_EQ(seen("client", "others"), (Names{""}));
+  EXPECT_EQ(seen("client", "his"), (Names{"his"})) << "it is gone";
+  EXPECT_EQ(seen("other-client", "his"), (Names{}));
+  // Another job of the name, of another owner.
+  ASSERT_OK(CreateJob("other-client", "his"));
+  EXPECT_EQ(seen("client", ""), (Names{"his", "node"})) << "of the job that it had";
+  EXPECT_EQ(seen("client", "his"), (Names{""}));
 }
 
 TEST_F(GateTest, JobOfAnotherOwnerIsNeitherJoinedNorDeleted) {

@@ -12,6 +12,7 @@
 #include "coordinator/service/call_server.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/coordinator_metrics.h"
+#include "coordinator/service/events_service.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/hand_over/hand_over_service.h"
 #include "coordinator/service/live/live_service.h"
@@ -35,6 +36,23 @@
 namespace tessera::coordinator {
 namespace {
 
+absl::Status CheckHangs(const CoordinatorServer::Options& options) {
+  if (options.hang_after < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "hang after ", absl::FormatDuration(options.hang_after), " must not be negative"));
+  }
+  if (options.hang_after > absl::ZeroDuration() || !options.end_hung_epochs)
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "hung epochs are to end, and hang after is 0, so that no rank is watched");
+}
+
+// Between two heartbeats each rank seems to stand still, so that fewer than two say nothing.
+absl::Duration HangAfterOf(const CoordinatorServer::Options& options) {
+  if (options.hang_after == absl::ZeroDuration()) return options.hang_after;
+  return std::max(options.hang_after, 2 * options.heartbeat_interval);
+}
+
 absl::Status CheckTimes(const CoordinatorServer::Options& options) {
   if (options.live_client_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
@@ -53,7 +71,7 @@ absl::Status CheckTimes(const CoordinatorServer::Options& options) {
   }
   if (options.heartbeat_interval > absl::ZeroDuration() &&
       options.worker_timeout > options.heartbeat_interval) {
-    return absl::OkStatus();
+    return CheckHangs(options);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("worker timeout ", absl::FormatDuration(options.worker_timeout),
@@ -119,6 +137,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
         jobs_(host_.get(), &gate_),
         membership_(host_.get(), &gate_, options.heartbeat_interval, options.worker_timeout),
         checkpoints_(host_.get(), &gate_),
+        events_(host_.get(), &gate_),
         live_state_(host_.get(), &gate_, &live_hub_, LiveTimesOf(options)),
         live_relay_("LiveRelay", &gate_, &live_hub_.sessions),
         live_put_(host_.get(), &gate_, &put_hub_, PutTimesOf(options)),
@@ -152,6 +171,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   JobsService jobs_;
   MembershipService membership_;
   CheckpointsService checkpoints_;
+  EventsService events_;
   LiveHub live_hub_;
   LiveStateService live_state_;
   RelayService<v1::LiveCommand, v1::LiveEvent> live_relay_;
@@ -187,6 +207,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   jobs_.AddTo(&calls_);
   membership_.AddTo(&calls_);
   checkpoints_.AddTo(&calls_);
+  events_.AddTo(&calls_);
   live_state_.AddTo(&calls_);
   live_relay_.AddTo(&calls_);
   live_put_.AddTo(&calls_);
@@ -250,6 +271,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   host_options.core.worker_timeout = options.worker_timeout;
   host_options.core.prepare_timeout = options.prepare_timeout;
   host_options.core.restart_delay = options.restart_delay;
+  host_options.core.hang_after = HangAfterOf(options);
+  host_options.core.end_hung_epochs = options.end_hung_epochs;
   host_options.core.max_jobs_of_owner = options.max_jobs_of_owner;
   host_options.core.max_model_bytes_of_owner = options.max_model_bytes_of_owner;
   host_options.core.max_model_bytes = options.max_model_bytes;

@@ -49,6 +49,10 @@ class CoordinatorServer {
     absl::Duration prepare_timeout = absl::Minutes(1);
     // How soon an epoch begins again that keeps failing without a step; see CoordinatorOptions.
     absl::Duration restart_delay = absl::Milliseconds(100);
+    // A rank that others have waited for at an operation for this long, and for two heartbeats, is
+    // an event; 0: none is. With end_hung_epochs its epoch ends.
+    absl::Duration hang_after = absl::Seconds(30);
+    bool end_hung_epochs = false;
     // Places the ranks of a job on any workers, not on one: for workers whose ranks reach each
     // other across hosts (docs/adr/0007-a-job-is-placed-on-one-worker-if-one-has-room.md).
     bool spread_ranks = false;

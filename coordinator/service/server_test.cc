@@ -2,9 +2,11 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
 #include "coordinator/service/test_worker.h"
@@ -13,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
+#include "proto/events.grpc.pb.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
@@ -77,6 +80,28 @@ class ServerTest : public ::testing::Test {
     v1::ListJobsResponse response;
     EXPECT_OK(FromGrpcStatus(jobs_->ListJobs(&context, {}, &response)));
     return response;
+  }
+  absl::StatusOr<v1::ListEventsResponse> ListEvents(const v1::ListEventsRequest& request = {}) {
+    grpc::ClientContext context;
+    v1::ListEventsResponse response;
+    const absl::Status status =
+        FromGrpcStatus(v1::Events::NewStub(channel_)->ListEvents(&context, request, &response));
+    if (!status.ok()) return status;
+    return response;
+  }
+  // Asks until `done` holds for an event; that event.
+  template <typename Predicate>
+  v1::Event AwaitEvent(Predicate done) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    v1::ListEventsResponse events;
+    while (std::chrono::steady_clock::now() < deadline) {
+      events = *ListEvents();
+      for (const v1::Event& event : events.events()) {
+        if (done(event)) return event;
+      }
+    }
+    ADD_FAILURE() << "no such event among " << events.ShortDebugString();
+    return {};
   }
   v1::ListWorkersResponse ListWorkers() {
     grpc::ClientContext context;
@@ -353,6 +378,143 @@ TEST_F(ServerTest, FailureHeardWhileTheJournalFailsIsActedOnLater) {
   ArmFaultPoint("journal.before_append", {});
   a_->Fail("gpt", 1, 0, "test");
   EXPECT_EQ(b_->Await(Command::kPrepare).prepare().job().epoch(), 2);
+}
+
+TEST_F(ServerTest, WhatHappensToJobsAndWorkersIsAnEventEachInItsOrder) {
+  ASSERT_NO_FATAL_FAILURE(StartTwoRanks());
+  a_->Fail("gpt", 1, 0, "executor died");
+  AwaitJob("gpt", [](const v1::Job& j) { return j.epoch() == 2; });
+  v1::DeleteJobRequest request;
+  request.set_request_id("d1");
+  request.set_job_id("gpt");
+  v1::DeleteJobResponse response;
+  grpc::ClientContext context;
+  ASSERT_OK(FromGrpcStatus(jobs_->DeleteJob(&context, request, &response)));
+  ASSERT_OK_AND_ASSIGN(const v1::ListEventsResponse list, ListEvents());
+  std::vector<std::string> texts;
+  for (const v1::Event& event : list.events()) {
+    EXPECT_EQ(event.number(), static_cast<int64_t>(texts.size()) + 1);
+    EXPECT_NEAR(event.time_unix_ms(), absl::ToUnixMillis(absl::Now()), 60'000);
+    texts.push_back(absl::StrCat(v1::EventKind_Name(event.kind()).substr(11), " ", event.job_id(),
+                                 event.worker_id(), ": ", event.text()));
+  }
+  EXPECT_THAT(
+      texts,
+      testing::ElementsAre(
+          "WORKER_JOINED a: registered with 1 device (incarnation 1)",
+          "WORKER_JOINED b: registered with 1 device (incarnation 1)",
+          "JOB_CREATED gpt: created with 2 ranks",
+          "JOB_STATE gpt: STARTING: there are enough devices; preparing epoch 1, not yet prepared: "
+          "'a', 'b'",
+          "JOB_STATE gpt: RUNNING: there are enough devices",
+          "JOB_STATE gpt: STARTING: rank 0 on worker 'a' failed: executor died; preparing epoch 2, "
+          "not yet prepared: 'a', 'b'",
+          "JOB_DELETED gpt: deleted"));
+  EXPECT_EQ(list.events(5).severity(), v1::EVENT_SEVERITY_ERROR);
+  EXPECT_EQ(list.events(5).epoch(), 2);
+  EXPECT_EQ(list.events(4).severity(), v1::EVENT_SEVERITY_INFO);
+  EXPECT_EQ(list.events(4).rank(), -1);
+  EXPECT_EQ(list.first_number(), 1);
+  EXPECT_EQ(list.last_number(), 7);
+}
+
+TEST_F(ServerTest, EventsComeInPagesOfOneJobOrOfAllAndWrongBoundsAreNamed) {
+  for (int i = 0; i < 5; ++i)
+    ASSERT_OK(CreateJob(MakeCreateJob(absl::StrCat("r", i), absl::StrCat("job", i), 2)));
+  v1::ListEventsRequest request;
+  request.set_max_events(3);
+  std::vector<int64_t> numbers;
+  while (true) {
+    ASSERT_OK_AND_ASSIGN(const v1::ListEventsResponse page, ListEvents(request));
+    EXPECT_LE(page.events_size(), 3);
+    EXPECT_EQ(page.last_number(), 10);
+    if (page.events().empty()) break;
+    for (const v1::Event& event : page.events()) numbers.push_back(event.number());
+    request.set_after_number(numbers.back());
+  }
+  EXPECT_THAT(numbers, testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9, 10));
+  request = {};
+  request.set_job_id("job3");
+  ASSERT_OK_AND_ASSIGN(const v1::ListEventsResponse of_job, ListEvents(request));
+  ASSERT_EQ(of_job.events_size(), 2);
+  for (const v1::Event& event : of_job.events()) EXPECT_EQ(event.job_id(), "job3");
+  request.set_job_id("job3'");
+  EXPECT_THAT(ListEvents(request),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("job_id")));
+  request = {};
+  request.set_max_events(1001);
+  EXPECT_THAT(ListEvents(request),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("max_events")));
+  request = {};
+  request.set_after_number(-1);
+  EXPECT_THAT(ListEvents(request),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("after_number")));
+}
+
+TEST_F(ServerTest, WhatTheJournalRefusedIsNoEvent) {
+  Fault fault;
+  fault.status = absl::ResourceExhaustedError("no space left");
+  ArmFaultPoint("journal.before_append", fault);
+  EXPECT_FALSE(CreateJob(MakeCreateJob("r1", "gpt", 1)).ok());
+  EXPECT_EQ(ListEvents()->last_number(), 0);
+  EXPECT_OK(CreateJob(MakeCreateJob("r1", "gpt", 1)));
+  EXPECT_EQ(ListEvents()->events(0).kind(), v1::EVENT_KIND_JOB_CREATED);
+}
+
+TEST_F(ServerTest, FailureThatTheJournalRefusedAtFirstIsOneEvent) {
+  ASSERT_NO_FATAL_FAILURE(StartTwoRanks());
+  ArmFaultPoint("journal.before_append", {});
+  a_->Announce("gpt", 1, 0, 1, 0, "unshard", 1);
+  b_->Announce("gpt", 1, 1, 1, 0, "reduce", 2);
+  EXPECT_EQ(b_->Await(Command::kPrepare).prepare().job().epoch(), 2);
+  int mismatches = 0, states = 0;
+  const v1::ListEventsResponse list = *ListEvents();
+  for (const v1::Event& event : list.events()) {
+    mismatches += event.kind() == v1::EVENT_KIND_ORDER_MISMATCH;
+    states += event.kind() == v1::EVENT_KIND_JOB_STATE && event.epoch() == 2;
+  }
+  EXPECT_EQ(mismatches, 1);
+  EXPECT_EQ(states, 1);
+}
+
+TEST_F(ServerTest, SilentWorkerIsLostAndReturnedAsEvents) {
+  CoordinatorServer::Options options;
+  options.worker_timeout = absl::Milliseconds(600);
+  options.heartbeat_interval = absl::Milliseconds(50);
+  StartServer(options);
+  a_ = std::make_unique<TestWorker>(channel_, "a");
+  ASSERT_TRUE(a_->Register(1).ok());
+  a_->Connect();
+  ASSERT_OK(CreateJob(MakeCreateJob("r1", "gpt", 1)));
+  const v1::Event lost =
+      AwaitEvent([](const v1::Event& event) { return event.kind() == v1::EVENT_KIND_WORKER_LOST; });
+  EXPECT_EQ(lost.worker_id(), "a");
+  EXPECT_EQ(lost.text(), "not heard of for 600ms");
+  EXPECT_EQ(lost.severity(), v1::EVENT_SEVERITY_ERROR);
+  a_->Heartbeat();
+  AwaitEvent([](const v1::Event& event) {
+    return event.kind() == v1::EVENT_KIND_WORKER_RETURNED && event.worker_id() == "a";
+  });
+}
+
+TEST_F(ServerTest, RankThatTheOthersWaitForIsAnEventAndItsEpochEndsWithThatReason) {
+  CoordinatorServer::Options options;
+  options.heartbeat_interval = absl::Milliseconds(50);
+  options.hang_after = absl::Milliseconds(200);
+  options.end_hung_epochs = true;
+  StartServer(options);
+  ASSERT_NO_FATAL_FAILURE(StartTwoRanks());
+  a_->HeartbeatAt("gpt", 1, 0, 12, 7);
+  b_->HeartbeatAt("gpt", 1, 1, 12, 6);
+  const v1::Event missing = AwaitEvent(
+      [](const v1::Event& event) { return event.kind() == v1::EVENT_KIND_RANK_MISSING; });
+  EXPECT_EQ(missing.rank(), 1);
+  EXPECT_EQ(missing.worker_id(), "b");
+  EXPECT_EQ(missing.severity(), v1::EVENT_SEVERITY_WARNING);
+  EXPECT_THAT(missing.text(), HasSubstr("rank 1 on worker b is missing at an operation (step 12, "
+                                        "operation 7) for 200ms; rank 0 waits"));
+  for (TestWorker* worker : {a_.get(), b_.get()})
+    EXPECT_EQ(worker->Await(Command::kPrepare).prepare().reason(), missing.text());
 }
 
 TEST_F(ServerTest, StopEndsWhoeverWaits) {

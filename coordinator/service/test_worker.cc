@@ -95,6 +95,7 @@ void TestWorker::HeartbeatAt(const std::string& job, int64_t epoch, int rank, in
   v1::RankStatus& status = (*progress->mutable_ranks())[rank];
   status.set_step(step);
   status.set_sequence(sequence);
+  status.set_attached(true);
   Send(std::move(event));
 }
 

@@ -96,6 +96,10 @@ class Core {
       core_.Tick(now_, effects);
       return true;
     });
+    Run([this](Effects* effects) {
+      core_.WatchRanks(now_, effects);
+      return true;
+    });
   }
   const std::shared_ptr<coordinator::MemoryJournal>& rows() const { return rows_; }
 
