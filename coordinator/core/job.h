@@ -98,7 +98,8 @@ struct JobView {
   std::map<int32_t, RankStatus> ranks;
   std::optional<HandOver> hand_over;  // The newest, if there was any.
   std::string owner, attach_key;
-  int64_t spec_bytes = 0;  // SizeBytes(*spec); 0 for an orphan.
+  int64_t spec_bytes = 0;                       // SizeBytes(*spec); 0 for an orphan.
+  std::vector<Rank> missing_ranks, slow_ranks;  // That hold the others up: see RankWatch.
 };
 
 }  // namespace tessera::coordinator

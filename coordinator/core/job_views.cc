@@ -64,6 +64,10 @@ JobView ViewJob(const CoordinatorState& state, const JobId& id, const Job& job) 
   // From an earlier epoch, for ranks that have not reported in this one.
   if (const auto runtime = state.runtimes().find(id); runtime != state.runtimes().end())
     view.ranks = runtime->second.last_seen;
+  if (const EpochRuntime* runtime = state.FindRuntime(id, job); runtime != nullptr) {
+    for (const auto& [rank, text] : runtime->missing) view.missing_ranks.push_back(rank);
+    for (const auto& [rank, text] : runtime->slow) view.slow_ranks.push_back(rank);
+  }
   return view;
 }
 

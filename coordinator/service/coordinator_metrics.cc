@@ -1,11 +1,14 @@
 #include "coordinator/service/coordinator_metrics.h"
 
 #include <cstdint>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "net/metrics_text.h"
 
 namespace tessera::coordinator {
@@ -56,6 +59,30 @@ void AddJobs(const std::vector<JobView>& jobs, MetricsText* metrics) {
   }
 }
 
+void AddRanks(const std::vector<JobView>& jobs, absl::string_view name, absl::string_view help,
+              std::vector<Rank> JobView::*which, MetricsText* metrics) {
+  metrics->Gauge(name, help);
+  for (const JobView& job : jobs) {
+    std::set<int64_t> named;
+    for (const Rank rank : job.*which) named.insert(rank.value());
+    for (const auto& [rank, status] : job.ranks) {
+      metrics->Value({{"job_id", job.id.value()}, {"rank", absl::StrCat(rank)}},
+                     static_cast<double>(named.count(rank)));
+    }
+  }
+}
+
+void AddCounts(const CoordinatorCounts& counts, MetricsText* metrics) {
+  metrics->Counter("tessera_events_total", "Events, as tessera events shows them, by kind.");
+  for (const auto& [kind, count] : counts.events)
+    metrics->Value({{"kind", std::string(Name(kind))}}, static_cast<double>(count));
+  metrics->Counter("tessera_epochs_total", "Epochs that began, by cause.");
+  for (const auto& [cause, count] : counts.epochs)
+    metrics->Value({{"cause", std::string(Name(cause))}}, static_cast<double>(count));
+  metrics->Counter("tessera_order_mismatches_total", "Epochs in which ranks' orders differed.");
+  metrics->Value({}, static_cast<double>(counts.order_mismatches));
+}
+
 void AddWorkers(const std::vector<CoordinatorHost::WorkerView>& workers, MetricsText* metrics) {
   int lost = 0;
   for (const CoordinatorHost::WorkerView& worker : workers) lost += worker.member.lost;
@@ -79,7 +106,14 @@ void AddWorkers(const std::vector<CoordinatorHost::WorkerView>& workers, Metrics
 HttpReply Metrics(CoordinatorHost* host, const CallServer* calls) {
   MetricsText metrics;
   AddProcessMetrics("tessera-coordinator", &metrics);
-  AddJobs(JobsOf(host), &metrics);
+  const std::vector<JobView> jobs = JobsOf(host);
+  AddJobs(jobs, &metrics);
+  AddRanks(jobs, "tessera_rank_missing", "1 while the other ranks wait for this one.",
+           &JobView::missing_ranks, &metrics);
+  AddRanks(jobs, "tessera_rank_slow",
+           "1 while the rank computes so much longer than the others that they wait for it.",
+           &JobView::slow_ranks, &metrics);
+  AddCounts(host->Counts(), &metrics);
   AddWorkers(host->ListWorkers(), &metrics);
   const CoordinatorHost::JournalTimes journal = host->GetJournalTimes();
   metrics.Histogram("tessera_journal_append_seconds", "Time to make a change durable.");

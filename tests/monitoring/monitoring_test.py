@@ -47,7 +47,7 @@ class Cluster:
         self.coordinator = self.start(
             "coordinator", "coordinator/tessera-coordinator", "--listen=127.0.0.1:0", "--ephemeral",
             f"--port-file={folder}/port", "--http-listen=127.0.0.1:0", "--worker-timeout=2s",
-            "--heartbeat-interval=200ms")
+            "--heartbeat-interval=200ms", "--hang-after=1s")
         port_file = self.folder / "port"
         self.address = "127.0.0.1:" + wait_for(
             "the coordinator's port", lambda: port_file.exists() and port_file.read_text().strip())
@@ -112,6 +112,13 @@ class Prometheus:
                 stdout=subprocess.DEVNULL, stderr=log)
         self.port = int(wait_for("Prometheus' port", lambda: re.search(
             r'"Listening on" address=127.0.0.1:(\d+)', (folder / "log").read_text())).group(1))
+        wait_for("Prometheus to be ready", self.is_ready)
+
+    def is_ready(self):
+        try:
+            return get(self.port, "/-/ready")
+        except urllib.error.URLError:
+            return False
 
     def query(self, expression):
         path = "/api/v1/query?" + urllib.parse.urlencode({"query": expression})
@@ -205,15 +212,23 @@ class MonitoringTest(unittest.TestCase):
                        capture_output=True)
 
     @unittest.skipUnless(shutil.which("prometheus"), "no prometheus (Debian's package)")
-    def test_prometheus_scrapes_and_tells_of_a_lost_worker(self):
-        self.cluster.train()
+    def test_prometheus_scrapes_and_tells_of_a_missing_rank_and_of_a_lost_worker(self):
+        trainers = self.cluster.train()
         prometheus = Prometheus(self.cluster)
         self.addCleanup(prometheus.stop)
         wait_for("a rate of steps",
                  lambda: [float(found["value"][1]) for found in prometheus.query(
                      'rate(tessera_job_committed_step{job_id="toy"}[5s])')
                           if float(found["value"][1]) > 0])
-        self.assertNotIn("TesseraWorkerLost", prometheus.firing())
+        self.assertEqual(prometheus.firing(), set())
+        trainers[1].send_signal(signal.SIGSTOP)
+        wait_for("the alert of the missing rank",
+                 lambda: "TesseraRankMissing" in prometheus.firing())
+        self.assertEqual([found["metric"]["rank"] for found in prometheus.query(
+            "tessera_rank_missing == 1")], ["1"])
+        trainers[1].send_signal(signal.SIGCONT)
+        wait_for("the end of that alert",
+                 lambda: "TesseraRankMissing" not in prometheus.firing())
         os.kill(self.cluster.worker.pid, signal.SIGSTOP)
         wait_for("the alert of the lost worker", lambda: "TesseraWorkerLost" in prometheus.firing())
 
