@@ -203,7 +203,9 @@ class Pod:
                                  + self.output()) from None
         self._cluster.network.leave(self._holder)
         with self._changed:
-            self._changed.wait_for(lambda: self._ended, seconds)
+            if not self._changed.wait_for(lambda: self._ended, seconds):
+                raise AssertionError(f"{self.name}: something has kept its output open")
+        self._process.stdout.close()
         return status
 
     def _first(self) -> int:
