@@ -23,7 +23,7 @@ import time
 _NETWORK = "10.88.0"
 _SIZES = {"Ki": 2 ** 10, "Mi": 2 ** 20, "Gi": 2 ** 30}
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_KUBELET_SECONDS = 120.0
+_DEADLINE_SECONDS = 600.0  # Of everything that is waited for.
 
 
 @dataclasses.dataclass
@@ -183,7 +183,7 @@ class Pod:
         with self._changed:
             return "".join(self._lines)
 
-    def await_line(self, text: str, seconds: float = _KUBELET_SECONDS) -> None:
+    def await_line(self, text: str, seconds: float = _DEADLINE_SECONDS) -> None:
         """Errors: AssertionError  with all that it said"""
         def said():
             return any(text in line for line in self._lines)
@@ -194,7 +194,7 @@ class Pod:
             raise AssertionError(f"{self.name} did not say '{text}' within {seconds:.0f} s:\n"
                                  + self.output())
 
-    def wait(self, seconds: float = _KUBELET_SECONDS) -> int:
+    def wait(self, seconds: float = _DEADLINE_SECONDS) -> int:
         """The exit status. Errors: AssertionError  it goes on"""
         try:
             status = self._process.wait(seconds)

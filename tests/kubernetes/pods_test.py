@@ -137,7 +137,7 @@ class PodsTest(unittest.TestCase):
         coordinator.signal(signal.SIGCONT)
         coordinator.await_probe("livenessProbe")
         coordinator.signal(signal.SIGTERM)
-        self.assertEqual(coordinator.wait(20), 0, coordinator.output())
+        self.assertEqual(coordinator.wait(), 0, coordinator.output())
 
     def test_a_killed_pod_whose_shards_others_have_costs_a_step(self):
         _, pods = self.start()
@@ -156,7 +156,7 @@ class PodsTest(unittest.TestCase):
         _, pods = self.start()
         pods[1].await_line("step 60\n")
         pods[1].signal(signal.SIGTERM)
-        self.assertEqual(pods[1].wait(60), 130, pods[1].output())
+        self.assertEqual(pods[1].wait(), 130, pods[1].output())
         pods[1] = self.cluster.start_index("train", 1)
         found = self.finish(*pods)
         self.assertIn("node 1: terminated by SIGTERM", pods[0].output())
