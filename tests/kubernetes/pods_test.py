@@ -50,9 +50,11 @@ class PodsTest(unittest.TestCase):
         cls.shared = pathlib.Path(tempfile.mkdtemp(prefix="tessera-pods-"))
         cls.shared.chmod(0o755)
         cls.addClassCleanup(shutil.rmtree, cls.shared)
-        rendered = subprocess.run(["kubectl", "kustomize", _TOP / "deploy/kubernetes/base"],
-                                  check=True, capture_output=True, text=True).stdout
-        cls.objects = list(yaml.safe_load_all(rendered))
+        cls.objects, cls.monitored = [
+            list(yaml.safe_load_all(subprocess.run(
+                ["kubectl", "kustomize", _TOP / "deploy/kubernetes" / name], check=True,
+                capture_output=True, text=True).stdout))
+            for name in ("base", "overlays/monitoring")]
         cls.images = {
             name: Image.unpack(os.environ[variable], cls.shared / name)
             for name, variable in (("tessera", "TESSERA_TEST_IMAGE"),
@@ -73,11 +75,14 @@ class PodsTest(unittest.TestCase):
              *map(str, arguments)], check=check, capture_output=True, text=True)
 
     def setUp(self):
+        self.make_cluster(self.objects)
+
+    def make_cluster(self, objects):
         folder = tempfile.TemporaryDirectory(prefix="pods-", dir=self.shared)
         self.addCleanup(folder.cleanup)
         path = pathlib.Path(folder.name)
         path.chmod(0o755)
-        self.cluster = Cluster(copy.deepcopy(self.objects), self.images, path,
+        self.cluster = Cluster(copy.deepcopy(objects), self.images, path,
                                {"tessera-certificates": self.certificates})
         self.addCleanup(self.cluster.close)
         self.cluster.extra_mounts["train"] = [Mount(_folder_with_torch(), _TORCH, read_only=True)]
@@ -138,6 +143,21 @@ class PodsTest(unittest.TestCase):
         coordinator.await_probe("livenessProbe")
         coordinator.signal(signal.SIGTERM)
         self.assertEqual(coordinator.wait(), 0, coordinator.output())
+
+    def test_with_monitoring_probes_and_metrics_are_served_by_http(self):
+        if "--http-listen" not in subprocess.run(
+                ["chroot", self.images["tessera"].root, "tessera-coordinator", "--help"], check=True,
+                capture_output=True, text=True).stdout:
+            self.skipTest("the images' programs have no --http-listen")
+        self.make_cluster(self.monitored)
+        coordinator, pods = self.start()
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            coordinator.await_probe(kind)
+        pods[0].await_line("step 60\n")
+        for pod, metric in ((coordinator, "tessera_job_committed_step"),
+                            (pods[0], "tessera_rank_step")):
+            self.assertIn(metric, pod.get("http", "/metrics", 60).stdout)
+        self.finish(*pods)
 
     def test_a_killed_pod_whose_shards_others_have_costs_a_step(self):
         _, pods = self.start()
