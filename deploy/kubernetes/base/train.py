@@ -37,6 +37,7 @@ def main():
     optimizer = tessera.AdamW(model, lr=1e-3, max_grad_norm=1.0)
     model.tessera.attach()
     rank = model.tessera.rank
+    device = next(model.parameters()).device           # The rank's GPU, if its worker has one.
     if model.tessera.next_step == 1 and given.checkpoint.exists():
         loaded = tessera.load(model, given.checkpoint)
         print("continues after step", loaded["step"])
@@ -55,7 +56,7 @@ def main():
 
         def closure():
             torch.manual_seed(model.tessera.next_step * 1000 + rank)
-            x = torch.randn(8, 64)                     # Your batch.
+            x = torch.randn(8, 64).to(device)          # Your batch.
             loss = (model(x) - x.flip(1)).square().mean()
             loss.backward()
             return loss
