@@ -6,6 +6,7 @@
       <- {"begin": {"master_port": 12345}}    all nodes have joined
       -> {"done": true}                       all trainers of this node have ended well
       -> {"failed": "reason"}
+      -> {"leaves": "reason"}                 this node alone is given up
       <- {"end": "reason"}                    "": all nodes are done
 
 Lines of JSON. The coordinator does not know how many nodes there are to be, what trainers exit with
@@ -161,6 +162,13 @@ class Hub:
     def _take(self, node: int, message: dict) -> None:
         if "failed" in message:
             self._end(f"node {node}: {message['failed']}")
+        elif "leaves" in message:
+            reason = f"node {node}: {message['leaves']}"
+            if self._can_be_replaced(node):
+                say(reason)
+                send(self._members[node], end=reason)
+            else:
+                self._end(reason)
         elif message.get("done"):
             self._done.add(node)
             if len(self._done) == self._plan["--nnodes"]:
@@ -176,12 +184,15 @@ class Hub:
             where = writer.get_extra_info("peername")[0]
             gone = (f"node {node} ({where}) is gone: its launcher was killed, or the network does "
                     "not reach it")
-            if self._replace_seconds <= 0 or node == 0:
+            if not self._can_be_replaced(node):
                 self._end(gone)
                 return
             say(f"{gone}; the job waits {self._replace_seconds:.0f} s for another launcher with "
                 f"--node-rank {node}")
             asyncio.get_running_loop().call_later(self._replace_seconds, self._give_up, node, gone)
+
+    def _can_be_replaced(self, node: int) -> bool:
+        return self._begin is not None and self._replace_seconds > 0 and node != 0
 
     def _give_up(self, node: int, gone: str) -> None:
         if node not in self._members:

@@ -99,10 +99,29 @@ class Member:
             self._writer.close()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Of node 0. Errors: UNAVAILABLE  names the address and what to do."""
+def _resolve(host: str, port: int, seconds: float) -> tuple:
+    """A name may get its address a little after the node starts: that of a pod, say."""
+    deadline, said = time.monotonic() + seconds, False
+    while True:
+        try:
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except socket.gaierror as error:
+            if time.monotonic() > deadline:
+                raise
+            if not said:
+                say(f"node 0 waits for an address of {host}, up to {seconds:.0f} s: "
+                    f"{error.strerror}")
+                said = True
+            time.sleep(_RETRY_SECONDS)
+
+
+def listen(host: str, port: int, seconds: float = 0.0) -> socket.socket:
+    """Of node 0; waits so long for the host to have an address.
+
+    Errors: UNAVAILABLE  names the address and what to do.
+    """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = _resolve(host, port, seconds)
         return socket.create_server(found[4][:2], family=found[0], backlog=1024)
     except OSError as error:
         what = {errno.EADDRINUSE: "another launcher is node 0 already, or give another port",
@@ -151,6 +170,15 @@ class Nodes:
         """Ends the job on all nodes. Why it ended: another node's reason may have been first."""
         reason = reason[-_MAX_REASON:]
         self._loop.call_soon_threadsafe(lambda: self._member.tell(failed=reason))
+        self._member.ended.wait(GOODBYE_SECONDS)
+        return self._member.reason or reason
+
+    def leave(self, reason: str) -> str:
+        """This node is gone, which the job survives where another may take its place.
+
+        Why the job ended, or what node 0 does about it.
+        """
+        self._loop.call_soon_threadsafe(lambda: self._member.tell(leaves=reason))
         self._member.ended.wait(GOODBYE_SECONDS)
         return self._member.reason or reason
 

@@ -40,13 +40,20 @@ class Certificates:
         return [part for flag, path in zip(("cert", "key", "ca"), self._files(name))
                 for part in (f"--tls-{flag}", path)]
 
-    def coordinator_flags(self, host: str) -> list[str]:
+    def check_server(self, host: str) -> None:
+        """On node 0, which serves at this host, before anything else of the kind is asked."""
         self._check("coordinator.pem", "coordinator.key")
         self._name = self._read_name(host)
+
+    def coordinator_flags(self) -> list[str]:
         return [*self._flags("coordinator"), "--grant", f"worker=certificate:{self._name}"]
 
     def worker_flags(self) -> list[str]:
         return self._flags("node") + (["--insecure-data"] if self._insecure_data else [])
+
+    def client_flags(self) -> list[str]:
+        """Of the program tessera."""
+        return self._flags("node")
 
     def environment(self) -> dict[str, str]:
         names = ("TESSERA_TLS_CERT", "TESSERA_TLS_KEY", "TESSERA_TLS_CA")
@@ -107,9 +114,14 @@ class Certificates:
 class Insecure:
     """Nothing is encrypted. A launcher with the access token of node 0's user may join."""
 
-    def coordinator_flags(self, host: str) -> list[str]:
-        del host
+    def check_server(self, host: str) -> None:
+        pass
+
+    def coordinator_flags(self) -> list[str]:
         return ["--insecure-listen"]
+
+    def client_flags(self) -> list[str]:
+        return ["--insecure-connect"]
 
     def worker_flags(self) -> list[str]:
         return ["--insecure-connect", "--insecure-data"]

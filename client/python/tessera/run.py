@@ -27,6 +27,7 @@ import tempfile
 
 from . import _slurm
 from ._cluster import Cluster
+from ._coordinator import delete_job
 from ._daemons import Daemons
 from ._hub import say
 from ._nodes import Nodes, listen
@@ -50,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     nodes.add_argument("--rendezvous", metavar="HOST:PORT",
                        help="address of node 0 where the coordinator listens, and where all nodes "
                        "reach it (default: srun's first node, with a port made from the job's id)")
+    nodes.add_argument("--coordinator", metavar="HOST:PORT",
+                       help="one that serves this job alone, also after the launchers have ended "
+                       "(default: node 0 starts one at the rendezvous)")
     nodes.add_argument("--certs", metavar="DIR",
                        help="TLS with ca.pem, node.pem and node.key in DIR, on node 0 also "
                        "coordinator.pem and coordinator.key: docs/guide/several-nodes.md")
@@ -66,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
                        help="of node 0: how long the job waits for a new launcher of a node that "
                        "is gone (default: 0, the job ends). Other nodes must have its shards: "
                        "HYBRID_SHARD with shard_group_size as -n")
+    nodes.add_argument("--worker-flag", action="append", default=[], metavar="FLAG",
+                       help="one more flag of this node's tessera-worker, as "
+                       "--worker-flag=--gpu=0; may be repeated")
     parser.add_argument("program", nargs=argparse.REMAINDER,
                         help="a Python script, or after -- any program; and its arguments")
     return parser
@@ -85,8 +92,10 @@ def _parse(arguments) -> argparse.Namespace:
     given.nnodes = 1 if given.nnodes is None else given.nnodes
     if given.nnodes < 1:
         parser.error("--nnodes: at least 1 node")
-    if given.nnodes > 1:
+    if given.nnodes > 1 or given.coordinator is not None:
         _check_nodes(parser, given)
+    elif given.worker_flag:
+        parser.error("--worker-flag is for several nodes, or with --coordinator")
     else:
         given.node_rank = 0
     return given
@@ -99,9 +108,11 @@ def _check_nodes(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
     if not 0 <= given.node_rank < given.nnodes:
         parser.error(f"--node-rank {given.node_rank}: of {given.nnodes} nodes it is from 0 to "
                      f"{given.nnodes - 1}")
-    host, _, port = given.rendezvous.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65535:
-        parser.error(f"--rendezvous {given.rendezvous}: not HOST:PORT with a port from 1 to 65534")
+    for option, address in (("--rendezvous", given.rendezvous),
+                            ("--coordinator", given.coordinator or "host:1")):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65535:
+            parser.error(f"{option} {address}: not HOST:PORT with a port from 1 to 65534")
     if given.insecure == (given.certs is not None):
         parser.error("several nodes need one of --certs DIR (TLS; docs/guide/several-nodes.md) and "
                      "--insecure (for a network where every machine is trusted)")
@@ -127,6 +138,10 @@ def _environments(given: argparse.Namespace, common: dict[str, str]) -> dict[int
         **common, "TESSERA_JOB": given.job, "RANK": str(first + index), "LOCAL_RANK": str(index),
         "WORLD_SIZE": str(given.nnodes * local), "LOCAL_WORLD_SIZE": str(local),
         "GROUP_RANK": str(given.node_rank)} for index in range(local)}
+
+
+class Terminated(KeyboardInterrupt):
+    """By SIGTERM: this node is to be given up, which others may survive. Ctrl-C ends the job."""
 
 
 class _OneNode:
@@ -156,6 +171,9 @@ class _OneNode:
     def fail(self, reason: str) -> str:
         return reason
 
+    def leave(self, reason: str) -> str:
+        return reason
+
     def stop(self) -> None:
         if self._cluster is not None:
             self._cluster.stop()
@@ -171,6 +189,7 @@ class _OneOfSeveral:
         self._protection = (Insecure() if given.insecure else
                             Certificates(given.certs, given.insecure_data))
         self._daemons = Daemons(folder)
+        self._coordinator = given.coordinator or given.rendezvous
         self._nodes = Nodes(given.node_rank, (self._host, self._port + 1), self._protection)
         self._joined = None
 
@@ -183,28 +202,38 @@ class _OneOfSeveral:
         self._joined = self._nodes.join(plan, self._given.join_timeout)
 
     def _lead(self, plan: dict) -> None:
-        listener = listen(self._host, self._port + 1)
+        listener = listen(self._host, self._port + 1, self._given.join_timeout)
         found = listener.getsockname()[0]
         if found.startswith("127.") and found != self._host and self._host != "localhost":
             raise TesseraError(
                 f"--rendezvous: {self._host} is {found} on this node, which other nodes do not "
                 "reach: give an address of this node's network, or correct /etc/hosts",
                 "INVALID_ARGUMENT")
-        listen(self._host, self._port).close()  # Says better than the coordinator what is wrong.
-        ready = self._folder / "port"
-        self._daemons.start_coordinator(ready, "--listen", self._given.rendezvous, "--port-file",
-                                        ready, *self._protection.coordinator_flags(self._host))
+        self._protection.check_server(self._host)
+        if self._given.coordinator is None:
+            self._start_coordinator()
+        else:
+            # Its shards ended with the workers of those launchers.
+            delete_job(self._coordinator, self._given.job, self._protection.client_flags(),
+                       self._given.join_timeout)
         say(f"node 0 waits for {self._given.nnodes - 1} more at {self._given.rendezvous}, up to "
             f"{self._given.join_timeout:.0f} s")
         self._nodes.serve(listener, plan, self._given.join_timeout, self._given.replace_timeout)
+
+    def _start_coordinator(self) -> None:
+        listen(self._host, self._port).close()  # Says better than the coordinator what is wrong.
+        ready = self._folder / "port"
+        self._daemons.start_coordinator(ready, "--listen", self._given.rendezvous, "--port-file",
+                                        ready, *self._protection.coordinator_flags())
 
     def start(self) -> dict[str, str]:
         master_port, address = self._joined
         # Ranks go to workers in the order of the workers' ids.
         self._daemons.start_worker(
-            self._given.rendezvous, f"node-{self._given.node_rank:05}", self._given.nproc_per_node,
-            "--data-host", self._given.data_host or address, *self._protection.worker_flags())
-        return {**self._protection.environment(), "TESSERA_COORDINATOR": self._given.rendezvous,
+            self._coordinator, f"node-{self._given.node_rank:05}", self._given.nproc_per_node,
+            "--data-host", self._given.data_host or address, *self._protection.worker_flags(),
+            *self._given.worker_flag)
+        return {**self._protection.environment(), "TESSERA_COORDINATOR": self._coordinator,
                 "TESSERA_WORKER": self._daemons.worker_address, "MASTER_ADDR": self._host,
                 "MASTER_PORT": str(master_port)}
 
@@ -217,6 +246,9 @@ class _OneOfSeveral:
 
     def fail(self, reason: str) -> str:
         return self._nodes.fail(reason) if self._joined else reason
+
+    def leave(self, reason: str) -> str:
+        return self._nodes.leave(reason) if self._joined else reason
 
     def stop(self) -> None:
         self._nodes.close()
@@ -236,6 +268,9 @@ def _run(given: argparse.Namespace, node) -> int:
             raise TesseraError(trainers.failed)
         node.finish()
         return 0
+    except Terminated:
+        say(f"{node.leave('terminated by SIGTERM')}; the job is ended on this node")
+        return 130
     except KeyboardInterrupt:
         say(f"{node.fail('interrupted')}; the job is ended")
         return 130
@@ -250,14 +285,17 @@ def _run(given: argparse.Namespace, node) -> int:
         node.stop()
 
 
+def _terminate(*_) -> None:
+    raise Terminated
+
+
 def main(arguments=None) -> int:
-    # SIGTERM, as Ctrl-C: everything is ended.
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         given = _parse(arguments)
         with tempfile.TemporaryDirectory(prefix="tessera-run-") as folder:
-            return _run(given, (_OneNode if given.nnodes == 1 else _OneOfSeveral)(
-                given, pathlib.Path(folder)))
+            kind = _OneNode if given.nnodes == 1 and given.coordinator is None else _OneOfSeveral
+            return _run(given, kind(given, pathlib.Path(folder)))
     except TesseraError as error:
         say(str(error))
         return 1

@@ -11,11 +11,13 @@ import unittest
 
 from run_command_test import descendants_with
 from tessera import _slurm
+from tessera._daemons import programs_folder
 from tessera.errors import TesseraError
 
 _TRAINER = pathlib.Path(__file__).parent / "trainer.py"
 _PACKAGE = pathlib.Path(_slurm.__file__).parent
 _HOSTS = ("10.77.0.1", "10.77.0.2")
+_COORDINATOR = f"{_HOSTS[0]}:7060"
 _STEPS = 6
 # `tessera run`, without the seconds that the package takes to import torch, which it does not use.
 _LAUNCHER = f"""
@@ -310,6 +312,62 @@ class NodesTest(unittest.TestCase):
         expected, found = map(pathlib.Path, (path + ".txt" for path in folders))
         self.assertEqual(found.read_text(), expected.read_text())
 
+    def test_a_node_that_sigterm_ends_is_replaced_too(self):
+        again = ["--replace-timeout", 60, "--", "sh", "-c", "echo waits; exec sleep 1000"]
+        both = self.start_both(*again)
+        for process in both:
+            self.await_line(process, "waits", times=2)
+        both[1].send_signal(signal.SIGTERM)
+        self.assertIn("node 1: terminated by SIGTERM; the job is ended on this node",
+                      self.finish(both[1], 130))
+        self.await_line(both[0], "the job waits 60 s for another launcher with --node-rank 1")
+        both.append(self.start(1, *again))
+        self.await_line(both[0], "takes its place again")
+        self.await_line(both[2], "waits", times=2)
+        both[0].send_signal(signal.SIGTERM)
+        self.assertIn("node 0: terminated by SIGTERM", self.finish(both[2], 1))
+        self.finish_all([both[0]], 130)
+
+    def start_coordinator(self):
+        process = subprocess.Popen(
+            [*enter(self.holders[0]), programs_folder() / "tessera-coordinator", "--listen",
+             _COORDINATOR, "--insecure-listen", "--journal", self.folder / "journal"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=self.environment)
+        self.processes.append(process)
+        return process
+
+    def test_a_given_coordinator_may_be_killed_and_serves_the_next_launchers_too(self):
+        expected = self.undisturbed()
+        given, out = ["--coordinator", _COORDINATOR], self.folder / "given.pt"
+        coordinator = self.start_coordinator()
+        both = self.start_both(*given, _TRAINER, self.folder / "never.pt", _STEPS, 3)
+        self.await_line(both[1], "stopped", times=2)
+        coordinator.kill()
+        coordinator.wait()
+        coordinator = self.start_coordinator()
+        both[1].kill()
+        self.assertRegex(self.finish(both[0], status=1), "node 1 .*is gone")
+        self.assertTrue(both[1].communicate(timeout=60))
+        shutil.rmtree(next((self.folder / "tmp").iterdir()))
+        both = self.start_both(*given, _TRAINER, out, _STEPS, 0)
+        outputs = [self.finish(process) for process in both]
+        self.assertIn("job 'train' of earlier launchers is deleted", outputs[0])
+        coordinator.terminate()
+        self.finish_all([coordinator], 0)
+        import torch
+        self.assert_same_bits(torch.load(out), expected)
+
+    def test_a_given_coordinator_that_does_not_answer_is_named(self):
+        process = self.start(0, "--coordinator", _COORDINATOR, "--join-timeout", 1, "--", "true")
+        self.assertIn(f"the coordinator at {_COORDINATOR} did not answer within 1 s",
+                      self.finish(process, status=1))
+
+    def test_flags_for_the_worker_reach_it(self):
+        both = self.start_both("--worker-flag=--no-such-flag=7", "--", "true")
+        outputs = [self.finish(process, status=1) for process in both]
+        self.assertTrue(any("--no-such-flag" in output for output in outputs), outputs)
+
     def test_a_node_that_nobody_replaces_in_time_ends_the_job(self):
         both = self.start_both("--replace-timeout", 1, "--", "sh", "-c",
                                "echo waits; exec sleep 1000")
@@ -377,7 +435,7 @@ class NodesTest(unittest.TestCase):
                              "requested address: node 0 must be the node that has this address"),
                             ("no.such.host.invalid:7070", "cannot listen on no.such.host.invalid")):
             with self.subTest(where):
-                process = self.start(0, "--rendezvous", where, "--", "true")
+                process = self.start(0, "--rendezvous", where, "--join-timeout", 1, "--", "true")
                 self.assertIn(said, self.finish(process, status=1))
 
     def test_another_users_token_is_refused_by_name(self):
@@ -453,7 +511,10 @@ class ArgumentsTest(unittest.TestCase):
                 ([*two, "--node-rank", "0"], "one of --certs DIR (TLS"),
                 ([*two, "--node-rank", "0", "--certs", "x", "--insecure"], "one of --certs DIR"),
                 ([*two, "--node-rank", "0", "--certs", "x"], "add --insecure-data"),
-                (["--nnodes", "0"], "at least 1 node")):
+                (["--nnodes", "0"], "at least 1 node"),
+                (["--coordinator", "host:7070"], "--nnodes 1 needs --node-rank I, from 0 to 0"),
+                ([*two, "--node-rank", "0", "--coordinator", "host"], "--coordinator host: not"),
+                (["--worker-flag=--gpu=0"], "--worker-flag is for several nodes")):
             with self.subTest(said):
                 found = subprocess.run(
                     [sys.executable, "-c", _LAUNCHER, "-n", "1", *arguments, "--", "true"],
