@@ -295,7 +295,7 @@ class Tessera(Trainer):
         case = self.case
         config = {"keep_low_precision_gradients":
                   case.reduce is not torch.float32 and case.rounds_mean}
-        if case.micro_batches > 1:
+        if case.sync == "last":
             config["gradient_slots"] = 0
         tessera.shard(
             model, Block, job=f"conformance-{case.ranks}-{next(JOBS)}", strategy=case.strategy,
