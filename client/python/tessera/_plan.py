@@ -79,7 +79,7 @@ def make_units(root: torch.nn.Module, choice: UnitChoice,
         if module is root or id(module) in skipped or not chosen(module):
             continue
         unit_of_module[id(module)] = len(units)
-        units.append(Unit(len(units), name, module))
+        units.append(Unit(len(units), private.name_in_state_dict(name), module))
     if choice is not None and len(units) == 1:
         raise _invalid("units: no module below the root is one of these")
     _assign(root, units, unit_of_module, skipped)
@@ -91,6 +91,10 @@ def make_units(root: torch.nn.Module, choice: UnitChoice,
     for index, unit in enumerate(kept):
         unit.index = index
     return kept
+
+
+def _name(prefix: str, short: str) -> str:
+    return private.name_in_state_dict(f"{prefix}.{short}" if prefix else short)
 
 
 def _assign(root, units, unit_of_module, skipped) -> None:
@@ -109,7 +113,7 @@ def _assign(root, units, unit_of_module, skipped) -> None:
             above = prefix
             while above not in unit_by_prefix:
                 above = above.rpartition(".")[0]
-            found.append((f"{prefix}.{short}" if prefix else short, parameter))
+            found.append((_name(prefix, short), parameter))
             owners.setdefault(id(parameter), set()).add(unit_by_prefix[above])
     known: dict[int, tuple[Unit, int]] = {}
     for name, parameter in found:
@@ -147,7 +151,7 @@ def persistent_buffers(root: torch.nn.Module) -> list[tuple[str, torch.nn.Module
         for short, buffer in module._buffers.items():
             if buffer is None or short in private.non_persistent_buffers(module):
                 continue
-            name = f"{prefix}.{short}" if prefix else short
+            name = _name(prefix, short)
             if buffer.dtype not in STORED_DTYPES or buffer.layout is not torch.strided:
                 raise _invalid(f"buffer '{name}' is {buffer.dtype}, {buffer.layout}: files cannot "
                                "hold it; register it with persistent=False")

@@ -23,6 +23,12 @@ def view_base(tensor: torch.Tensor):
     return tensor._base if tensor._is_view() else None
 
 
+def name_in_state_dict(name: str) -> str:
+    """Of a parameter or buffer: without the modules that checkpoint_wrapper() has put around
+    others, which state_dict() leaves out."""
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
 def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 

@@ -36,7 +36,7 @@ class GivenGradient(torch.Tensor):
     @classmethod
     def of(cls, parameter):
         with torch.no_grad():
-            one = torch.empty(1, dtype=parameter.dtype, device=parameter.device)
+            one = torch.empty((), dtype=parameter.dtype, device=parameter.device)
             return torch.Tensor._make_subclass(cls, one.expand(parameter.shape))
 
 

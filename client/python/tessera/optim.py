@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes as C
 import functools
 import json
@@ -12,7 +13,13 @@ from . import _random, _sharded, _tensors
 from ._library import FILL, READ, Callbacks, Part, StepResult, lib
 from .errors import StepUndone, TesseraError
 
-_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0}
+
+class _StateOfJob(collections.defaultdict):
+    """`optimizer.state`: empty, since the workers have it. Yet true: of an optimizer without state
+    torch.distributed.checkpoint's get_optimizer_state_dict() takes a step, so that it gets some."""
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class JobOptimizer(torch.optim.Optimizer):
@@ -23,8 +30,11 @@ class JobOptimizer(torch.optim.Optimizer):
 
     kind = ""
     moments: tuple[str, ...] = ()
+    like: type[torch.optim.Optimizer]  # torch's of this kind.
+    # Fields of a group, which are set for what the job has no formula for.
+    flags: tuple[str, ...] = ("dampening", "nesterov", "maximize", "amsgrad")
 
-    def __init__(self, model, param_groups, max_grad_norm: float, defaults: dict):
+    def __init__(self, model, param_groups, max_grad_norm: float, **numbers):
         self.sharded = _sharded.of(model)
         if self.sharded.optimizer is not None:
             raise TesseraError("the model has an optimizer already: a job has one",
@@ -33,7 +43,11 @@ class JobOptimizer(torch.optim.Optimizer):
             raise TesseraError("make the optimizer before the first forward: the model is attached "
                                "with the default one", "FAILED_PRECONDITION")
         groups = self._param_groups(param_groups)
-        super().__init__(groups, {**_DEFAULTS, **defaults})
+        # All fields that torch's has: states are exchanged, and schedulers look at which there are.
+        super().__init__(groups, self.like([torch.empty(0)], **numbers).defaults)
+        for group in self.param_groups:
+            self._check_formula(group)
+        self.state = _StateOfJob(dict)
         self.sharded.attach(self._job_groups(), self.kind, max_grad_norm)
         self.sharded.optimizer = self
 
@@ -63,10 +77,17 @@ class JobOptimizer(torch.optim.Optimizer):
                                        "requires_grad_(False) before shard()", "INVALID_ARGUMENT")
         return groups
 
+    def _check_formula(self, group) -> None:
+        for flag in self.flags:
+            if group.get(flag):
+                raise TesseraError(
+                    f"tessera.{self.like.__name__} has no formula for {flag}={group[flag]}, which is "
+                    "in param_groups, or in those of the state that is loaded", "UNIMPLEMENTED")
+
     def _numbers(self, group) -> tuple[float, ...]:
-        beta1, beta2 = group["betas"]
-        return (float(group["lr"]), float(beta1), float(beta2), float(group["eps"]),
-                float(group["weight_decay"]), float(group["momentum"]))
+        beta1, beta2 = group.get("betas", (0.9, 0.999))
+        return (float(group["lr"]), float(beta1), float(beta2), float(group.get("eps", 1e-8)),
+                float(group["weight_decay"]), float(group.get("momentum", 0.0)))
 
     def _job_groups(self) -> list[dict]:
         names = {id(p): name for unit in self.sharded.units
@@ -143,8 +164,9 @@ class JobOptimizer(torch.optim.Optimizer):
         """torch's form, whole tensors. Collective."""
         packed = super().state_dict()
         progress = json.loads(lib.text(lib.progress_json, self.sharded.session))
-        place = {id(p): number for number, p in enumerate(
-            p for group in self.param_groups for p in group["params"])}
+        place = {id(p): number for number, (group, p) in enumerate(
+            (group, p) for group in self.param_groups for p in group["params"])
+                 if self._has_moments(group)}
         state: dict[int, dict] = {}
         for unit in self.sharded.units:
             arrays = [{} for _ in self.moments]
@@ -158,22 +180,29 @@ class JobOptimizer(torch.optim.Optimizer):
                 if self.kind != "OPTIMIZER_KIND_SGD":
                     entry["step"] = torch.tensor(float(count))
                 state[place[id(parameter)]] = entry
-        packed["state"] = state
+        packed["state"] = dict(sorted(state.items()))
         return packed
 
+    @staticmethod
+    def _has_moments(group) -> bool:
+        return group.get("momentum") != 0
+
     def load_state_dict(self, state_dict: dict) -> None:
-        """What state_dict() of this class, or of torch's of this kind, returned. Collective."""
+        """What state_dict() of this class, or of torch's of this kind, returned. Collective.
+
+        Errors: UNIMPLEMENTED  of an optimizer with nesterov, amsgrad or the like; INVALID_ARGUMENT
+          it is of other parameters.
+        """
         if len(state_dict["param_groups"]) != len(self.param_groups):
             raise TesseraError(f"{len(state_dict['param_groups'])} param groups for "
                                f"{len(self.param_groups)}", "INVALID_ARGUMENT")
         for mine, given in zip(self.param_groups, state_dict["param_groups"]):
             if len(mine["params"]) != len(given["params"]):
                 raise TesseraError("a param group of another size", "INVALID_ARGUMENT")
-            for flag in ("nesterov", "maximize", "amsgrad"):
-                if given.get(flag):
-                    raise TesseraError(f"the state is of an optimizer with {flag}, which the job's "
-                                       "has no formula for", "UNIMPLEMENTED")
-            mine.update({key: given[key] for key in _DEFAULTS if key in given})
+            self._check_formula(given)
+            # Which of the two formulae it is stays the class's.
+            mine.update({key: value for key, value in given.items()
+                         if key not in ("params", "decoupled_weight_decay")})
         by_id = {}
         for mine, given in zip(self.param_groups, state_dict["param_groups"]):
             for parameter, number in zip(mine["params"], given["params"]):
@@ -216,29 +245,33 @@ class JobOptimizer(torch.optim.Optimizer):
 
 class SGD(JobOptimizer):
     kind, moments = "OPTIMIZER_KIND_SGD", ("momentum_buffer",)
+    like = torch.optim.SGD
 
     def __init__(self, model, lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0,
                  *, param_groups=None, max_grad_norm: float = 0.0):
-        super().__init__(model, param_groups, max_grad_norm,
-                         {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(model, param_groups, max_grad_norm, lr=lr, momentum=momentum,
+                         weight_decay=weight_decay)
 
 
 class Adam(JobOptimizer):
     kind, moments = "OPTIMIZER_KIND_ADAM", ("exp_avg", "exp_avg_sq")
+    like = torch.optim.Adam
+    flags = (*JobOptimizer.flags, "decoupled_weight_decay")
 
     def __init__(self, model, lr: float = 1e-3, betas=(0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, *, param_groups=None, max_grad_norm: float = 0.0):
-        super().__init__(model, param_groups, max_grad_norm,
-                         {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(model, param_groups, max_grad_norm, lr=lr, betas=betas, eps=eps,
+                         weight_decay=weight_decay)
 
 
 class AdamW(JobOptimizer):
     kind, moments = "OPTIMIZER_KIND_ADAMW", ("exp_avg", "exp_avg_sq")
+    like = torch.optim.AdamW
 
     def __init__(self, model, lr: float = 1e-3, betas=(0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, *, param_groups=None, max_grad_norm: float = 0.0):
-        super().__init__(model, param_groups, max_grad_norm,
-                         {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(model, param_groups, max_grad_norm, lr=lr, betas=betas, eps=eps,
+                         weight_decay=weight_decay)
 
 
 class LocalOptimizer(torch.optim.Optimizer):

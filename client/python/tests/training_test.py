@@ -154,6 +154,22 @@ class TrainingTest(Case):
                 schedule.step()
         self.assert_same(plain, sharded)
 
+    def test_schedulers_find_the_momentum_and_change_it(self):
+        for make in (lambda kind, model: kind.SGD(model, lr=0.1, momentum=0.9),
+                     lambda kind, model: kind.AdamW(model, lr=0.1)):
+            torch.manual_seed(1)
+            plain, sharded = self.pair()
+            theirs, ours = make(torch.optim, plain.parameters()), make(tessera, sharded)
+            schedules = [torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=6)
+                         for o in (theirs, ours)]
+            for x in batches(5):
+                for model, opt, schedule in zip((plain, sharded), (theirs, ours), schedules):
+                    opt.zero_grad()
+                    loss_of(model, x).backward()
+                    opt.step()
+                    schedule.step()
+            self.assert_same(plain, sharded)
+
     def test_param_groups_have_their_own_numbers(self):
         plain, sharded = self.pair()
         def groups(model):
@@ -249,6 +265,19 @@ class TrainingTest(Case):
             p.requires_grad_(False)
         plain.unused = nn.Linear(3, 3)
         plain, sharded = self.pair(plain)
+        self.train(plain, sharded, torch.optim.AdamW(plain.parameters(), lr=1e-2),
+                   tessera.AdamW(sharded, lr=1e-2))
+        self.assert_same(plain, sharded)
+
+    def test_parameters_of_no_dimension_and_of_no_element(self):
+        class Scaled(Model):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(torch.tensor(1.5))
+                self.nothing = nn.Parameter(torch.zeros(0, 4))
+            def forward(self, x):
+                return super().forward(x) * self.scale + self.nothing.sum()
+        plain, sharded = self.pair(Scaled())
         self.train(plain, sharded, torch.optim.AdamW(plain.parameters(), lr=1e-2),
                    tessera.AdamW(sharded, lr=1e-2))
         self.assert_same(plain, sharded)
@@ -539,6 +568,86 @@ class StateTest(Case):
         for number, entry in again.state_dict()["state"].items():
             torch.testing.assert_close(entry["exp_avg"], saved["state"][number]["exp_avg"])
             self.assertEqual(entry["step"], saved["state"][number]["step"])
+
+    def test_optimizer_state_of_each_kind_is_taken_by_torchs_as_it_is(self):
+        for kind, options in (("SGD", {"lr": 0.1, "momentum": 0.9}), ("SGD", {"lr": 0.1}),
+                              ("Adam", {"lr": 0.1, "weight_decay": 0.1}), ("AdamW", {"lr": 0.1})):
+            with self.subTest(kind, **options):
+                plain, sharded = self.pair()
+                ours = getattr(tessera, kind)(sharded, **options)
+                self.step(sharded, ours)
+                plain.load_state_dict(sharded.state_dict())
+                theirs = getattr(torch.optim, kind)(plain.parameters(), **options)
+                own = theirs.state_dict()
+                theirs.load_state_dict(ours.state_dict())
+                self.assertEqual(theirs.state_dict()["param_groups"], own["param_groups"])
+                for model, optimizer in ((plain, theirs), (sharded, ours)):
+                    optimizer.zero_grad()
+                    loss_of(model, batches(3)[2]).backward()
+                    optimizer.step()
+                self.assert_same(plain, sharded)
+                self.assertEqual({number: set(entry) for number, entry in
+                                  ours.state_dict()["state"].items()},
+                                 {number: {key for key, value in entry.items() if value is not None}
+                                  for number, entry in theirs.state_dict()["state"].items()})
+
+    def test_torchs_functions_for_state_dicts_work_and_take_no_step(self):
+        from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+        plain, sharded = self.pair()
+        theirs, ours = torch.optim.AdamW(plain.parameters(), lr=1e-2), tessera.AdamW(sharded, lr=1.0)
+        self.assertEqual(get_state_dict(sharded, ours)[1]["state"], {})
+        self.assertEqual(sharded.tessera.next_step, 1)
+        self.step(plain, theirs)
+        theirs.zero_grad()
+        model_state, optimizer_state = get_state_dict(plain, theirs)
+        set_state_dict(sharded, ours, model_state_dict=model_state,
+                       optim_state_dict=optimizer_state)
+        self.assertEqual(sharded.tessera.next_step, 3)
+        for model, optimizer in ((plain, theirs), (sharded, ours)):
+            loss_of(model, batches(3)[2]).backward()
+            optimizer.step()
+        self.assert_same(plain, sharded)
+        expected, actual = (get_state_dict(*of)[1] for of in ((plain, theirs), (sharded, ours)))
+        self.assertEqual(list(expected["state"]), list(actual["state"]))
+        for name, entry in expected["state"].items():
+            torch.testing.assert_close(actual["state"][name], entry)
+
+    def test_names_are_those_of_state_dict_in_checkpoint_wrappers_too(self):
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+            apply_activation_checkpointing)
+        plain = Model()
+        plain.blocks[0].register_buffer("seen", torch.tensor([3]))
+        sharded = copy.deepcopy(plain)
+        apply_activation_checkpointing(sharded, check_fn=lambda m: isinstance(m, Block))
+        self.shard(sharded)
+        self.step(plain, torch.optim.SGD(plain.parameters(), lr=1e-2), 1)
+        self.step(sharded, tessera.SGD(sharded, lr=1e-2), 1)
+        self.assert_same(plain, sharded)
+        with tempfile.TemporaryDirectory() as folder:
+            tessera.save_model(sharded, f"{folder}/m.safetensors")
+            other = self.shard(copy.deepcopy(Model()))
+            other.blocks[0].register_buffer("seen", torch.tensor([0]))
+            tessera.SGD(other)
+            found = tessera.load_model(other, f"{folder}/m.safetensors", strict=False)
+        self.assertEqual(found, {"missing": [], "unexpected": ["blocks.0.seen"]})
+        for name, parameter in other.named_parameters():
+            self.assertTrue(torch.equal(other.state_dict()[name], sharded.state_dict()[name]), name)
+        sharded.load_state_dict(Model().state_dict(), strict=False)
+
+    def test_numbers_that_the_job_has_no_formula_for_are_refused(self):
+        for kind, flag, value in ((tessera.SGD, "nesterov", True), (tessera.SGD, "dampening", 0.5),
+                                  (tessera.AdamW, "amsgrad", True),
+                                  (tessera.Adam, "decoupled_weight_decay", True)):
+            with self.subTest(flag):
+                _, sharded = self.pair()
+                group = {"params": list(sharded.parameters()), flag: value}
+                with self.assertRaisesRegex(tessera.TesseraError, f"no formula for {flag}"):
+                    kind(sharded, param_groups=[group])
+                ours = kind(sharded)
+                saved = ours.state_dict()
+                saved["param_groups"][0][flag] = value
+                with self.assertRaisesRegex(tessera.TesseraError, f"no formula for {flag}"):
+                    ours.load_state_dict(saved)
 
     def test_optimizer_state_of_torch_continues_here(self):
         plain, sharded = self.pair()
