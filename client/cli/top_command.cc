@@ -1,10 +1,8 @@
 #include "client/cli/top_command.h"
 
-#include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <memory>
 #include <string>
 
@@ -12,6 +10,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "client/cli/ending_signals.h"
 #include "client/cli/endpoint_flags.h"
 #include "client/cli/job_view.h"
 #include "client/cli/jobs_client.h"
@@ -26,34 +25,6 @@ struct Flags {
   std::string job_id;  // Empty: all.
   bool once = false;
   bool json = false;
-};
-
-// Holds SIGINT, SIGTERM and SIGHUP back from this thread and from those that it starts, so that
-// they end a wait and the screen is restored.
-class EndingSignals {
- public:
-  EndingSignals() {
-    sigemptyset(&signals_);
-    for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals_, signal);
-    pthread_sigmask(SIG_BLOCK, &signals_, &before_);
-  }
-  ~EndingSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  EndingSignals(const EndingSignals&) = delete;
-  EndingSignals& operator=(const EndingSignals&) = delete;
-
-  // Waits for `duration`; false as soon as a signal came.
-  bool Wait(absl::Duration duration) const {
-    const timespec timeout = absl::ToTimespec(duration);
-    int signal = 0;
-    do {
-      signal = sigtimedwait(&signals_, nullptr, &timeout);
-    } while (signal < 0 && errno == EINTR);
-    return signal < 0;
-  }
-
- private:
-  sigset_t signals_;
-  sigset_t before_;
 };
 
 int TerminalRows() {
