@@ -31,7 +31,7 @@ struct Flags {
 
 ByteGptUnit Window(Session* session, const ModelSpec& model, int unit) {
   ByteGptUnit values;
-  const std::vector<ParameterSpec>& parameters = model.units[unit].parameters;
+  const std::vector<TensorSpec>& parameters = model.units[unit].parameters;
   for (size_t i = 0; i < parameters.size(); ++i) {
     int64_t count = 1;
     for (const int64_t size : parameters[i].shape) count *= size;

@@ -18,7 +18,13 @@ const state = {
 };
 
 // "#/job/gpt/rank/1/3" is ["job", "gpt", "rank", "1", "3"].
-const address = () => location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+function address() {
+  try {
+    return location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  } catch {
+    return [];  // Not what a link of this page says.
+  }
+}
 
 async function get(path, parameters = {}) {
   let response;

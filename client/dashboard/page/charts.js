@@ -56,10 +56,9 @@ export function sparkline(points, width = 120, height = 20) {
   return svg("svg", {class: "spark", width, height, "aria-hidden": "true"}, drawn);
 }
 
-// `points`: {x: milliseconds, y: value}.
-export function chart(name, points, note = "", width = 340, height = 110) {
+// `points`: {x: milliseconds, y: value}. `newest`: the last value, as text.
+export function chart(name, points, newest, width = 340, height = 110) {
   const box = bounds(points);
-  const last = points.length > 0 ? points[points.length - 1].y : NaN;
   const drawn = box === null
     ? [svg("text", {x: 4, y: height / 2}, "not enough values yet")]
     : [svg("line", {class: "axis", x1: 0, y1: height - 1, x2: width, y2: height - 1}),
@@ -69,6 +68,6 @@ export function chart(name, points, note = "", width = 340, height = 110) {
        svg("text", {x: width - 2, y: height - 4, "text-anchor": "end"},
            `last ${seconds((box.last - box.first) / 1000)}`)];
   return h("figure", {"data-chart": name},
-           h("figcaption", {}, h("b", {}, name), " ", figure(last), note),
+           h("figcaption", {}, h("b", {}, name), ` ${newest}`),
            svg("svg", {width, height, role: "img", "aria-label": `${name} over time`}, drawn));
 }

@@ -40,12 +40,13 @@ export class JobHistory {
       this.points = [];
       this.ranks.clear();
     }
+    for (const rank of ranksOf(job)) this.addRank(rank, job, time);
+    if (this.last && job.state !== "JOB_STATE_RUNNING") return;  // Its line stands still.
     const step = num(job.committed_step);
     const norms = ranksOf(job).map((rank) => num(statusOf(job, rank).gradient_norm));
     this.points.push({time, step, rate: this.rate(step, time), norm: norms.find((norm) => norm !== 0),
                       means: means(job)});
     if (this.points.length > MAX_POINTS) this.points.shift();
-    for (const rank of ranksOf(job)) this.addRank(rank, job, time);
   }
 
   addRank(rank, job, time) {

@@ -6,12 +6,13 @@ import {bytes, clock, figure, num, plain, seconds} from "./text.js";
 import {timeline} from "./timeline.js";
 
 const MAX_CHARTS = 12;
-const SILENT_MS = 2500;  // More than two heartbeats.
+const SILENT_MS = 1500;  // Heartbeats come each second.
 
 const GOOD = ["RUNNING", "COMPLETED"];
 const BUSY = ["WAITING", "STARTING", "HANDED_OVER"];
 
-const jobLink = (id) => h("a", {href: `#/job/${id}`}, id);
+const jobAddress = (id) => `#/job/${encodeURIComponent(id)}`;
+const jobLink = (id) => h("a", {href: jobAddress(id)}, id);
 const problem = (text) => h("p", {class: "bad"}, text);
 
 function stateOf(job) {
@@ -60,9 +61,10 @@ function jobsTable(state, now) {
 
 function workerState(worker) {
   const silent = num(worker.silent_ms);
-  if (worker.lost) return h("span", {class: "state bad"}, `LOST, silent for ${seconds(silent / 1000)}`);
-  if (silent >= SILENT_MS) return h("span", {class: "state busy"}, `silent for ${seconds(silent / 1000)}`);
-  return h("span", {class: "state good"}, "live");
+  const heard = `heard of ${seconds(silent / 1000)} ago`;
+  if (worker.lost) return [h("span", {class: "state bad"}, "LOST"), `, ${heard}`];
+  if (silent >= SILENT_MS) return [h("span", {class: "state busy"}, "silent"), `, ${heard}`];
+  return [h("span", {class: "state good"}, "live"), `, ${heard}`];
 }
 
 function memoryOf(worker) {
@@ -82,7 +84,7 @@ function ranksOn(worker, jobs) {
 function workersTable(state, {detailed}) {
   if (state.errors.workers) return problem(state.errors.workers);
   const rows = state.workers.map((worker) => row([
-    worker.worker_id, workerState(worker), ["n", String(num(worker.num_devices))], worker.device || "host",
+    worker.worker_id, h("span", {class: "t"}, workerState(worker)), ["n", String(num(worker.num_devices))], worker.device || "host",
     h("span", {class: "t"}, memoryOf(worker)), ranksOn(worker, state.jobs),
     ...(detailed ? [worker.address || "", worker.data_host || "–", ["n", worker.incarnation || "0"]] : []),
   ], {"data-worker": worker.worker_id}));
@@ -98,7 +100,7 @@ function eventsTable(state, events, empty) {
     ["t", clock(num(event.time_unix_ms))],
     h("span", {class: `t ${LOOKS[event.severity] || ""}`}, plain(event.kind, "EVENT_KIND_").replaceAll("_", " ")),
     event.job_id ? jobLink(event.job_id) : "",
-    event.rank === undefined ? (event.worker_id ? "" : "0") : num(event.rank) < 0 ? "" : String(event.rank),
+    num(event.rank) < 0 ? "" : String(num(event.rank)),
     event.worker_id || "", ["n", event.epoch || ""], event.text || "",
   ]));
   return table(["time", "event", "job", "rank", "worker", "#epoch", "what happened"], rows, empty);
@@ -114,18 +116,23 @@ export function cluster(state) {
           h("h2", {}, "Events"), eventsTable(state, state.events.slice(-200), "no events")];
 }
 
+const workerOf = (job, rank) => ((job.placements || []).find((place) => num(place.rank) === rank) || {}).worker_id;
+
 function jobCharts(history) {
   const names = history.last ? [...history.last.means.keys()] : [];
   const ordered = names.includes("loss") ? ["loss", ...names.filter((name) => name !== "loss")] : names;
-  const charts = ordered.slice(0, MAX_CHARTS).map((name) => chart(name, history.line((point) => point.means.get(name)), ", mean of ranks"));
+  const charts = ordered.slice(0, MAX_CHARTS).map((name) =>
+    chart(name, history.line((point) => point.means.get(name)), `${figure(history.last.means.get(name))}, mean of ranks`));
   const norms = history.line((point) => point.norm);
-  if (norms.some(({y}) => Number.isFinite(y))) charts.splice(1, 0, chart("gradient norm", norms));
-  charts.push(chart("steps per second", history.line((point) => point.rate)));
+  if (norms.some(({y}) => Number.isFinite(y))) charts.splice(1, 0, chart("gradient norm", norms, figure(history.last.norm ?? 0)));
+  charts.push(chart("steps per second", history.line((point) => point.rate), rateText(history)));
   return h("div", {class: "charts"}, charts);
 }
 
-function doingText(job, rank, waits) {
+function doingText(state, job, rank, waits) {
   const status = statusOf(job, rank);
+  const worker = workerOf(job, rank);
+  if (state.workers.some((each) => each.lost && each.worker_id === worker)) return "its worker is lost";
   if (!status.attached) return job.state === "JOB_STATE_COMPLETED" ? "done" : "no trainer";
   if (waits.missing.includes(rank)) return status.doing && status.doing !== "idle" ? `others wait for it: ${status.doing}` : "others wait for it; it waits for its trainer";
   if (waits.waiting.includes(rank)) {
@@ -135,7 +142,7 @@ function doingText(job, rank, waits) {
   return !status.doing || status.doing === "idle" ? "waits for its trainer" : status.doing;
 }
 
-function ranksTable(job, history, now) {
+function ranksTable(state, job, history, now) {
   const waits = history.waits(job, now);
   const places = new Map((job.placements || []).map((place) => [num(place.rank), place]));
   const rows = ranksOf(job).map((rank) => {
@@ -144,9 +151,9 @@ function ranksTable(job, history, now) {
     const share = history.share(rank);
     const look = waits.missing.includes(rank) ? "missing" : waits.waiting.includes(rank) ? "waits" : null;
     return row([
-      ["n", h("a", {href: `#/job/${job.job_id}/rank/${rank}`}, String(rank))], place ? place.worker_id || "" : "?",
+      ["n", h("a", {href: `${jobAddress(job.job_id)}/rank/${rank}`}, String(rank))], place ? place.worker_id || "" : "?",
       ["n", place ? String(num(place.device)) : "–"], ["n", String(num(status.step))], ["n", String(num(status.sequence))],
-      doingText(job, rank, waits),
+      doingText(state, job, rank, waits),
       Number.isFinite(share) ? h("span", {class: "t"}, h("meter", {min: 0, max: 1, value: share.toFixed(3)}), ` ${Math.round(100 * share)} %`) : "–",
       ["n", bytes(num(status.parameter_bytes))], ["n", bytes(num(status.gradient_bytes))], ["n", bytes(num(status.optimizer_bytes))],
       Object.entries(status.reported || {}).sort().map(([name, value]) => `${name} ${figure(Number(value))}`).join(", "),
@@ -203,7 +210,7 @@ export function job(state, now, id) {
       found.state_reason ? h("p", {class: "quiet", id: "reason"}, found.state_reason) : null,
       fakeNote(found) ? problem(fakeNote(found).slice(2)) : null,
       waits ? h("p", {class: "busy", id: "waits"}, waits) : null,
-      jobCharts(history), h("h2", {}, "Ranks"), ranksTable(found, history, now),
+      jobCharts(history), h("h2", {}, "Ranks"), ranksTable(state, found, history, now),
       h("h2", {}, "Checkpoints"), savesTable(state), h("h2", {}, "Epochs and events"),
       eventsTable(state, state.events.filter((event) => event.job_id === id).slice(-100), "no events"),
     ];
@@ -214,7 +221,7 @@ const SPANS = [1, 3, 10, 0];
 
 export function rank(state, now, id, number, steps) {
   return withJob(state, id, (found) => {
-    const base = `#/job/${id}/rank/${number}`;
+    const base = `${jobAddress(id)}/rank/${number}`;
     const query = `job=${encodeURIComponent(id)}&rank=${number}`;
     const spans = SPANS.map((span) => {
       const text = span === 0 ? "all" : span === 1 ? "last step" : `last ${span} steps`;
@@ -223,7 +230,7 @@ export function rank(state, now, id, number, steps) {
     const status = statusOf(found, number);
     const head = [h("h1", {}, jobLink(id), ` rank ${number}`),
                   facts([["step", String(num(status.step))],
-                         ["what it does", doingText(found, number, state.historyOf(id).waits(found, now))],
+                         ["what it does", doingText(state, found, number, state.historyOf(id).waits(found, now))],
                          status.executor_pid ? ["executor's process", String(status.executor_pid)] : null])];
     if (state.errors.rank) return [...head, h("h2", {}, "Operations"), problem(state.errors.rank)];
     if (!state.rank || state.rank.job_id !== id || num(state.rank.rank) !== number) return [...head, h("p", {class: "quiet"}, "Loading.")];
