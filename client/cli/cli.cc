@@ -11,6 +11,7 @@
 #include "client/cli/certs_command.h"
 #include "client/cli/checkpoint_commands.h"
 #include "client/cli/consolidate_command.h"
+#include "client/cli/dashboard_command.h"
 #include "client/cli/dump_command.h"
 #include "client/cli/events_command.h"
 #include "client/cli/jobs_command.h"
@@ -59,6 +60,7 @@ int RunCli(const std::vector<std::string>& args, const Console& console) {
   RegisterCertsCommand(&app, &selected);
   RegisterCheckpointsCommand(&app, &selected);
   RegisterConsolidateCommand(&app, &selected);
+  RegisterDashboardCommand(&app, &selected);
   RegisterDiffCommand(&app, &selected);
   RegisterDumpCommand(&app, &selected);
   RegisterEventsCommand(&app, &selected);

@@ -70,7 +70,8 @@ void EndpointFlags::CheckOnlyOne() const {
                              "only one of --coordinator and --worker may be given");
 }
 
-void EndpointFlags::AddTimeout(CLI::App* command) {
+void EndpointFlags::AddTimeout(CLI::App* command, const char* timeout) {
+  timeout_ = timeout;
   command->add_option("--timeout", timeout_, "for each call")
       ->check(CheckTimeout)
       ->capture_default_str();

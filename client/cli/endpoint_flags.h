@@ -23,8 +23,8 @@ class EndpointFlags {
   // The parser keeps pointers into this object, which must outlive it.
   void AddCoordinator(CLI::App* command);
   void AddWorker(CLI::App* command);
-  // Call once, whichever of the two was added.
-  void AddTimeout(CLI::App* command);
+  // Call once, whichever of the two was added. `timeout`: the default, as "10s".
+  void AddTimeout(CLI::App* command, const char* timeout = "10s");
 
   // In a command's callback: throws the parser's error where both were given.
   void CheckOnlyOne() const;

@@ -33,16 +33,21 @@ class GrpcJobsClient : public JobsClient {
         events_(v1::Events::NewStub(channel)) {}
 
   absl::StatusOr<v1::ListJobsResponse> ListJobs() override {
-    v1::ListJobsRequest request;
     v1::ListJobsResponse all;
+    std::string after;
     do {
-      ASSIGN_OR_RETURN(v1::ListJobsResponse page,
-                       Call(jobs_.get(), &v1::Jobs::Stub::ListJobs, request));
+      ASSIGN_OR_RETURN(v1::ListJobsResponse page, ListJobsAfter(after));
       // Empty after the last page.
-      request.set_after_job_id(page.next_after_job_id());
+      after = page.next_after_job_id();
       for (v1::Job& job : *page.mutable_jobs()) *all.add_jobs() = std::move(job);
-    } while (!request.after_job_id().empty());
+    } while (!after.empty());
     return all;
+  }
+
+  absl::StatusOr<v1::ListJobsResponse> ListJobsAfter(const std::string& job_id) override {
+    v1::ListJobsRequest request;
+    request.set_after_job_id(job_id);
+    return Call(jobs_.get(), &v1::Jobs::Stub::ListJobs, request);
   }
 
   absl::StatusOr<v1::Job> GetJob(const std::string& job_id) override {

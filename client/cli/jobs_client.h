@@ -24,6 +24,8 @@ class JobsClient {
   virtual ~JobsClient() = default;
 
   virtual absl::StatusOr<v1::ListJobsResponse> ListJobs() = 0;
+  // One page of them: the jobs after this id; empty: the first ones.
+  virtual absl::StatusOr<v1::ListJobsResponse> ListJobsAfter(const std::string& job_id) = 0;
   // Errors: NotFound  no such job.
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& job_id) = 0;
   // Errors: NotFound  no such job.

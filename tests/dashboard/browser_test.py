@@ -1,0 +1,349 @@
+"""`tessera dashboard` in Debian's chromium, beside a coordinator, two workers and three trainers.
+
+$DASHBOARD_SCREENSHOT: a file for a picture of a job's page.
+$DASHBOARD_SECONDS: how soon the page has to show that a process was killed; without it the time is
+only printed, since machines that test are busy.
+"""
+
+import ctypes
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import run
+
+try:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.common.by import By
+    MISSING = None if shutil.which("chromium") and shutil.which("chromedriver") else \
+        "chromium or chromium-driver"
+except ImportError:
+    MISSING = "python3-selenium"
+
+WAIT_SECONDS = 60
+RANKS = 3
+STEPS = 1_000_000  # More than any test takes.
+HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
+
+_prctl = ctypes.CDLL(None).prctl
+
+
+def eventually(what, condition, seconds=WAIT_SECONDS):
+    """What `condition` returns once it is true. Polls: another process makes it so."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s for {what}")
+        time.sleep(0.02)
+
+
+class Cluster:
+    """Real processes in a folder of their own."""
+
+    def __init__(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="tessera-page-")
+        self.folder = pathlib.Path(self._folder.name)
+        self.processes = {}
+        self.port = 0
+        self.hold_file, self.fail_file = self.folder / "hold", self.folder / "fail"
+
+    def start(self, name, *command, **kwargs):
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [str(part) for part in command], stdin=subprocess.DEVNULL, stderr=log,
+                preexec_fn=lambda: _prctl(1, signal.SIGKILL), **{"stdout": log, **kwargs})
+        return self.processes[name]
+
+    def start_coordinator(self):
+        ready = self.folder / "port"
+        ready.unlink(missing_ok=True)
+        self.start("coordinator", "coordinator/tessera-coordinator",
+                   f"--listen=127.0.0.1:{self.port}", f"--port-file={ready}",
+                   f"--journal={self.folder}/journal")
+        self.port = int(eventually("the coordinator", lambda: ready.exists() and ready.read_text()))
+
+    def sockets(self, worker):
+        return self.folder / worker
+
+    def start_worker(self, worker, devices):
+        self.sockets(worker).mkdir(mode=0o700, exist_ok=True)
+        self.start(worker, "worker/tessera-worker", f"--coordinator={self.coordinator}",
+                   f"--worker-id={worker}", f"--devices={devices}", "--data-host=127.0.0.1",
+                   f"--socket-dir={self.sockets(worker)}", "--keep-memory=0",
+                   "--executor-binary=worker/tessera-executor")
+
+    @property
+    def coordinator(self):
+        return f"127.0.0.1:{self.port}"
+
+    def start_trainer(self, rank, hold=False):
+        worker = "node-a" if rank < 2 else "node-b"
+        self.start(f"rank{rank}", "tests/dashboard/reporting_trainer",
+                   f"--coordinator={self.coordinator}",
+                   f"--worker=unix:{self.sockets(worker)}/worker.sock", "--job=gpt",
+                   f"--rank={rank}", f"--world-size={RANKS}", f"--steps={STEPS}",
+                   *([f"--hold-file={self.hold_file}", f"--fail-file={self.fail_file}"]
+                     if hold else []))
+
+    def start_dashboard(self):
+        process = self.start(
+            "dashboard", "client/cli/tessera", "dashboard", "--listen=127.0.0.1:0",
+            f"--coordinator={self.coordinator}", f"--worker={self.sockets('node-a')}",
+            f"--worker=unix:{self.sockets('node-b')}/worker.sock", stdout=subprocess.PIPE, text=True)
+        line = process.stdout.readline()
+        return line.split(" at ")[1].strip()
+
+    def start_all(self):
+        self.start_coordinator()
+        self.start_worker("node-a", 2)
+        self.start_worker("node-b", 1)
+        for worker in ("node-a", "node-b"):
+            eventually(worker, lambda log=self.folder / f"{worker}.log":
+                       "connected to coordinator" in log.read_text())
+        for rank in range(RANKS):
+            self.start_trainer(rank, hold=rank == 1)
+        return self.start_dashboard()
+
+    def tessera(self, *args):
+        return subprocess.run(["client/cli/tessera", *args, f"--coordinator={self.coordinator}"],
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+                              check=False)
+
+    def kill(self, name):
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def stop(self):
+        for process in self.processes.values():
+            process.kill()
+        for process in self.processes.values():
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+        self._folder.cleanup()
+
+    def logs(self):
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+                         for path in sorted(self.folder.glob("*.log")))
+
+
+@unittest.skipIf(MISSING, f"needs {MISSING}; tools/setup --with-browser installs it")
+class PageTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.profile = tempfile.TemporaryDirectory(prefix="tessera-browser-")
+        options = webdriver.ChromeOptions()
+        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                     "--hide-scrollbars", "--window-size=1280,1120",
+                     f"--user-data-dir={cls.profile.name}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        cls.browser = webdriver.Chrome(service=Service(shutil.which("chromedriver")),
+                                       options=options)
+        cls.browser.set_page_load_timeout(WAIT_SECONDS)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.quit()
+        cls.profile.cleanup()
+
+    def setUp(self):
+        self.cluster = Cluster()
+        self.addCleanup(self.cluster.stop)
+        self.url = self.cluster.start_all()
+        self.browser.get("about:blank")
+        self.browser.get_log("browser")
+
+    def tearDown(self):
+        if any(error for _, error in self._outcome.errors):  # Shown beside what failed.
+            print(self.cluster.logs(), file=sys.stderr)
+
+    def show(self, address):
+        self.browser.get(self.url + address)
+
+    def text(self, selector="body"):
+        """What a person reads there; empty: there is no such element."""
+        return self.browser.execute_script(
+            "const node = document.querySelector(arguments[0]); return node ? node.innerText : ''",
+            selector)
+
+    def await_text(self, wanted, selector="body", seconds=WAIT_SECONDS):
+        try:
+            eventually(wanted, lambda: wanted in self.text(selector), seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error} in {selector}; there is:\n{self.text()}") from None
+
+    def count(self, selector):
+        return len(self.browser.find_elements(By.CSS_SELECTOR, selector))
+
+    def complaints(self, unless=()):
+        return [entry["message"] for entry in self.browser.get_log("browser")
+                if not any(known in entry["message"] for known in unless)]
+
+    def await_training(self):
+        self.await_text("RUNNING", "tr[data-job=gpt]")
+        self.await_text(f"{RANKS} of {RANKS}", "tr[data-job=gpt]")
+        eventually("a line of losses", lambda: self.count("tr[data-job=gpt] polyline"))
+
+    def shown_after(self, what, condition):
+        """Prints how long after now the page shows it."""
+        begun = time.monotonic()
+        eventually(what, condition)
+        took = time.monotonic() - begun
+        print(f"the page showed {what} after {took:.2f} s")
+        if "DASHBOARD_SECONDS" in os.environ:
+            self.assertLess(took, float(os.environ["DASHBOARD_SECONDS"]), what)
+
+    def test_every_view_shows_a_cluster_that_trains(self):
+        self.show("#/")
+        self.await_training()
+        self.assertEqual(self.text("tr[data-worker=node-b] .state"), "live")
+        self.assertIn("gpt: 0, 1", self.text("tr[data-worker=node-a]"))
+
+        saved = self.cluster.tessera("save", "--job", "gpt", "--to",
+                                     str(self.cluster.folder / "checkpoint"))
+        self.assertEqual(saved.returncode, 0, saved.stderr)
+        self.show("#/job/gpt")
+        self.await_text("kept")
+        self.assertIn(str(self.cluster.folder / "checkpoint"), self.text())
+        self.assertEqual(self.count("tr[data-rank]"), RANKS)
+        for name in ("loss", "bytes", "gradient norm", "steps per second"):
+            eventually(f"a line of {name}",
+                       lambda name=name: self.count(f"figure[data-chart='{name}'] polyline"))
+        eventually("the part of the time that a trainer computes", lambda: self.count("tr[data-rank='0'] meter"))
+        self.picture()
+
+        self.browser.find_element(By.CSS_SELECTOR, "tr[data-rank='2'] a").click()
+        self.await_text("rank 2", "h1")
+        eventually("a time line", lambda: self.count("#timeline rect.op0"))
+        self.assertIn("blocks.1", self.text())
+        link = self.browser.find_element(By.LINK_TEXT, "download for Perfetto")
+        trace = self.browser.execute_async_script(
+            "const done = arguments[arguments.length - 1];"
+            "fetch(arguments[0]).then((reply) => reply.json()).then(done)", link.get_attribute("href"))
+        self.assertTrue(trace["traceEvents"])
+
+        self.browser.find_element(By.LINK_TEXT, "Cluster").click()
+        self.await_text("data host")
+        self.assertIn("127.0.0.1", self.text("tr[data-worker=node-b]"))
+        self.assertEqual(self.complaints(), [])
+
+    def picture(self):
+        path = os.environ.get("DASHBOARD_SCREENSHOT")
+        if not path:
+            return
+        eventually("a minute of training", lambda: "last 1 min" in self.text(), 120)
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self.browser.save_screenshot(path)
+        self.assertLess(os.path.getsize(path), 200_000)
+
+    def test_colors_follow_the_browser(self):
+        self.show("#/")
+        self.await_training()
+        backs = set()
+        for scheme in ("light", "dark"):
+            self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {
+                "features": [{"name": "prefers-color-scheme", "value": scheme}]})
+            backs.add(self.browser.execute_script(
+                "return getComputedStyle(document.body).backgroundColor"))
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        self.assertEqual(len(backs), 2, backs)
+
+    def test_a_killed_trainer_and_its_successor_are_shown(self):
+        self.show("#/job/gpt")
+        self.await_text("waits for its trainer")
+        self.await_text(f"{RANKS} of {RANKS}", ".facts")
+        epoch = self.text("#reason")
+        self.cluster.kill("rank2")
+        self.shown_after("a killed trainer", lambda: self.text("#reason") != epoch or
+                         "no trainer" in self.text("tr[data-rank='2']"))
+        self.await_text("no trainer", "tr[data-rank='2']")
+        self.await_text("rank 2: no trainer", "#waits")
+        self.assertEqual(self.count("tr.missing[data-rank='2']"), 1)
+        self.cluster.start_trainer(2)
+        self.await_text(f"{RANKS} of {RANKS}", ".facts")
+        eventually("that nobody waits", lambda: self.count("tr.missing") == 0)
+        self.assertEqual(self.complaints(), [])
+
+    def test_a_killed_worker_is_shown(self):
+        self.show("#/")
+        self.await_training()
+        self.cluster.kill("node-b")
+        self.shown_after("a killed worker", lambda: "RUNNING" not in self.text("tr[data-job=gpt]"))
+        self.await_text("LOST", "tr[data-worker=node-b]")
+        self.assertEqual(self.text("tr[data-worker=node-a] .state"), "live")
+        self.assertEqual(self.complaints(), [])
+
+    def test_a_rank_that_stands_still_is_the_one_that_others_wait_for(self):
+        self.show("#/job/gpt")
+        self.await_text("waits for its trainer")
+        self.cluster.hold_file.touch()
+        self.await_text("waits for rank 1", "#waits")
+        self.await_text("others wait for it", "tr.missing[data-rank='1']")
+        for rank in (0, 2):
+            self.await_text("waits for rank 1", f"tr.waits[data-rank='{rank}']")
+        self.cluster.hold_file.unlink()
+        eventually("that nobody waits", lambda: self.count("#waits") == 0)
+        self.assertEqual(self.complaints(), [])
+
+    def test_text_of_trainers_and_clients_is_text(self):
+        self.show("#/job/gpt")
+        self.await_text("waits for its trainer")
+        saved = self.cluster.tessera("save", "--job", "gpt", "--to",
+                                     str(self.cluster.folder / HOSTILE))
+        self.await_text(HOSTILE)
+        self.assertEqual(saved.returncode == 0, "kept" in self.text(), saved.stderr)
+        self.cluster.fail_file.write_text(HOSTILE)
+        self.await_text(f"rank 1: {HOSTILE}", "#reason")
+        self.show("#/")
+        self.await_text(HOSTILE, "tr[data-job=gpt]")
+        self.assertEqual(self.count("main script, main img"), 0)
+        self.assertEqual(self.browser.title, "Tessera")
+        self.show("#/job/" + HOSTILE.replace("/", "%2F"))
+        self.await_text("a job's id")
+        self.assertEqual(self.count("main script, main img"), 0)
+        self.assertEqual(self.browser.title, "Tessera")
+        self.assertEqual(self.complaints(unless=["api/job?id="]), [])
+
+    def test_what_was_known_stays_while_the_coordinator_is_away(self):
+        self.show("#/")
+        self.await_training()
+        self.cluster.kill("coordinator")
+        self.await_text("does not answer", "#trouble")
+        self.assertIn(self.cluster.coordinator, self.text("#trouble"))
+        self.assertIn("RUNNING", self.text("tr[data-job=gpt]"))
+        self.assertEqual(self.count("body.stale"), 1)
+        self.cluster.start_coordinator()
+        eventually("an answer", lambda: self.count("body.stale") == 0)
+        self.assertEqual(self.text("#trouble"), "")
+        self.await_training()
+        self.assertEqual(self.complaints(unless=["503 (Service Unavailable)"]), [])
+
+    def test_a_dashboard_that_is_gone_is_said_so(self):
+        self.show("#/")
+        self.await_training()
+        self.cluster.kill("dashboard")
+        self.await_text("the dashboard's own process does not answer", "#trouble")
+        self.assertIn("RUNNING", self.text("tr[data-job=gpt]"))
+
+
+def main():
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(PageTest)
+    result = unittest.TextTestRunner(verbosity=2, resultclass=run.Results).run(suite)
+    if os.environ.get("XML_OUTPUT_FILE"):
+        run.write_xml(os.environ["XML_OUTPUT_FILE"], result.all)
+    return 0 if result.wasSuccessful() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
