@@ -14,7 +14,8 @@ import unittest
 
 from run_nodes_test import enter, make_nodes
 
-_DEPLOY = pathlib.Path(os.path.realpath(__file__)).parents[3] / "deploy/slurm"
+_TREE = pathlib.Path(os.path.realpath(__file__)).parents[3]
+_DEPLOY = _TREE / "deploy/slurm"
 _NAMES, _HOSTS = ("n1", "n2"), ("10.77.0.1", "10.77.0.2")
 _NEEDS = ("munged", "slurmctld", "slurmd", "sbatch", "ip", "nsenter", "unshare")
 _STEPS = 9
@@ -83,7 +84,8 @@ class Slurm:
     def __init__(self, folder):
         self.folder, self.daemons = folder, []
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"),
-                            "TMPDIR": str(folder / "tmp"), "PATH": f"{folder}:{os.environ['PATH']}"}
+                            "TMPDIR": str(folder / "tmp"), "PATH": f"{folder}:{os.environ['PATH']}",
+                            "HOME": str(folder), "USER": "alice"}
         for name in ("state", "spool-n1", "spool-n2", "munge", "tmp"):
             (folder / name).mkdir(mode=0o755)
         (folder / "slurm.conf").write_text(_CONFIG.format(folder=folder))
@@ -191,11 +193,15 @@ class SlurmTest(unittest.TestCase):
             raise unittest.SkipTest(f"no network namespaces: {error}")
         cls.addClassCleanup(cls.slurm.stop)
         cls.slurm.start()
-        cls.slurm.run("tessera", "certs", "make", cls.folder / "certificates", "--nodes", "alice",
-                      "--coordinator", "n1", "--coordinator", "n2")
+        cls.slurm.run("sh", "-c", cls.command_of_the_guide("tessera certs make"))
         (cls.folder / "trainer.py").write_text(
             _TRAINER.format(deploy=str(_DEPLOY), steps=_STEPS))
         cls.expected = None
+
+    @staticmethod
+    def command_of_the_guide(beginning):
+        guide = (_TREE / "docs/guide/slurm.md").read_text()
+        return re.search(rf"^{re.escape(beginning)}.*$", guide, re.MULTILINE)[0]
 
     def setUp(self):
         if SlurmTest.expected is None:
@@ -210,7 +216,6 @@ class SlurmTest(unittest.TestCase):
         self.name = name
         return self.slurm.run(
             "env", f"CHECKPOINTS={self.folder}/{name}", "RANKS=1",
-            f"CERTIFICATES={self.folder}/certificates",
             *(f"{key}={value}" for key, value in environment.items()),
             "sbatch", "--parsable", "--cpus-per-task=1", "--time=60", f"--job-name={name}",
             f"--output={self.folder}/%x.log", _DEPLOY / "train.sbatch",
@@ -261,6 +266,9 @@ class SlurmTest(unittest.TestCase):
 
     def test_a_requeued_job_continues_to_the_bit(self):
         job = self.submit_to_stand("requeued")
+        command = self.command_of_the_guide("tessera status").replace("JOB", job)
+        shown = self.slurm.run("sh", "-ec", f"cd ~/tessera-certificates; {command}")
+        self.assertIn("train", shown)
         self.slurm.run("scontrol", "requeue", job)
         self.assert_resumed_to_the_bit(job, restarts=1)
 
