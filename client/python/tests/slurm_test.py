@@ -12,7 +12,7 @@ import tempfile
 import time
 import unittest
 
-from run_nodes_test import enter, make_nodes
+from run_nodes_test import enter_by_name, make_nodes
 
 _TREE = pathlib.Path(os.path.realpath(__file__)).parents[3]
 _DEPLOY = _TREE / "deploy/slurm"
@@ -114,10 +114,9 @@ class Slurm:
                  f"{self.log()}")
 
     def on(self, node, *command):
-        """Runs on a node, whose names only that one has."""
-        script = f'mount --bind {self.folder}/hosts /etc/hosts; hostname "$0"; exec "$@"'
-        return [*enter(self.holders[node]), "unshare", "--mount", "--uts", "sh", "-ec", script,
-                _NAMES[node], *map(str, command)]
+        """A command that runs there."""
+        return [*enter_by_name(self.holders[node], _NAMES[node], self.folder / "hosts"),
+                *map(str, command)]
 
     def run(self, *command, check=True):
         """The output of a command on the first node."""
@@ -175,7 +174,9 @@ class SlurmTest(unittest.TestCase):
         missing = [name for name in _NEEDS if not shutil.which(name)]
         tessera = pathlib.Path(os.environ.get("TESSERA_PROGRAMS", "/nonexistent")) / "tessera"
         if os.geteuid() != 0 or missing:
-            raise unittest.SkipTest(f"needs root, and Slurm and munge; missing: {missing}")
+            raise unittest.SkipTest(
+                "needs root and Slurm (apt install slurmctld slurmd slurm-client munge, iproute2, "
+                f"util-linux); missing: {missing}")
         if not tessera.exists():
             raise unittest.SkipTest(f"needs the program tessera; missing: {tessera}")
         # In /tmp itself: munged wants folders that others cannot write to, or a sticky one.
