@@ -19,7 +19,7 @@ _DEPLOY = _TREE / "deploy/slurm"
 _NAMES, _HOSTS = ("n1", "n2"), ("10.77.0.1", "10.77.0.2")
 _NEEDS = ("munged", "slurmctld", "slurmd", "sbatch", "ip", "nsenter", "unshare")
 _STEPS = 9
-_SECONDS = 180
+_SECONDS = 300
 # Without accounting, cgroups or PMIx, which a user's cluster has, and with shorter waits.
 _CONFIG = """
 ClusterName=test
@@ -45,7 +45,10 @@ SlurmdTimeout=10
 ReturnToService=2
 NodeName=n1 NodeHostname=n1 NodeAddr=10.77.0.1 CPUs=2
 NodeName=n2 NodeHostname=n2 NodeAddr=10.77.0.2 CPUs=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 PartitionName=all Nodes=n1,n2 Default=YES State=UP
+PartitionName=urgent Nodes=n1,n2 PriorityTier=9 State=UP
 """
 # As train.py, in fewer steps. With a mark's path rank 1 stands still in step 7, once for each mark.
 _TRAINER = """
@@ -273,12 +276,28 @@ class SlurmTest(unittest.TestCase):
         self.slurm.run("scontrol", "requeue", job)
         self.assert_resumed_to_the_bit(job, restarts=1)
 
-    def test_the_signal_before_the_time_limit_requeues_the_job(self):
-        # As Slurm sends it: to the batch script alone.
+    def test_a_preempted_job_continues_to_the_bit(self):
+        job = self.submit_to_stand("preempted")
+        self.slurm.run("sbatch", "--partition=urgent", "--nodes=2", "--job-name=urgent",
+                       f"--output={self.folder}/urgent.log", "--wrap=echo runs")
+        self.assert_resumed_to_the_bit(job, restarts=1)
+        self.assertEqual((self.folder / "urgent.log").read_text(), "runs\n")
+
+    def test_a_job_near_its_time_limit_is_requeued_and_continues_to_the_bit(self):
         job = self.submit_to_stand("limit")
-        self.slurm.run("scancel", "--batch", "--signal=USR1", job)
+        hours, minutes, _ = map(int, self.show(job)["RunTime"].split(":"))
+        # Slurm sends the signal by itself: the limit comes in less than three minutes.
+        self.slurm.run("scontrol", "update", f"JobId={job}",
+                       f"TimeLimit={60 * hours + minutes + 3}")
+        wait_for(lambda: self.show(job)["Restarts"] == "1", self.output)
+        self.slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
         self.assert_resumed_to_the_bit(job, restarts=1)
         self.assertIn("the time limit is near; the job is queued again", self.output())
+
+    def test_the_signal_of_a_user_requeues_the_job_as_the_time_limit_does(self):
+        job = self.submit_to_stand("signal")
+        self.slurm.run("scancel", "--batch", "--signal=USR1", job)
+        self.assert_resumed_to_the_bit(job, restarts=1)
 
     def test_a_cancelled_job_stays_so_and_another_one_continues_to_the_bit(self):
         job = self.submit_to_stand("cancelled")
