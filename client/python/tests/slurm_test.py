@@ -111,7 +111,7 @@ class Slurm:
 
     def start_node(self, node):
         self._start(*self.on(node, "slurmd", "-D", "-N", _NAMES[node]))
-        wait_for(lambda: self.run("sinfo", "-h", "-N", "-n", _NAMES[node], "-o", "%t",
+        wait_for(lambda: self.run("sinfo", "-h", "-p", "all", "-n", _NAMES[node], "-o", "%t",
                                   check=False).strip() == "idle",
                  lambda: f"node {_NAMES[node]} is not idle: {self.run('sinfo', '-N', check=False)}"
                  f"{self.log()}")
