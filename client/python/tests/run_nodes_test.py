@@ -80,6 +80,12 @@ def enter(holder):
     return ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
 
 
+def enter_by_name(holder, name, hosts):
+    """As enter, where the node has this name, and /etc/hosts is the file `hosts`."""
+    script = f'mount --bind {hosts} /etc/hosts; hostname "$0"; exec "$@"'
+    return [*enter(holder), "unshare", "--mount", "--uts", "sh", "-ec", script, name]
+
+
 def make_nodes():
     """Processes that hold the namespaces. Errors: CalledProcessError, OSError"""
     holders = []

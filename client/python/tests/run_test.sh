@@ -6,7 +6,8 @@ folder=client/python
 export TESSERA_LIBRARY="$PWD/client/c/libtessera.so" TESSERA_PROGRAMS="$PWD/$folder/tests/programs"
 export PYTHONPATH="$PWD/$folder:$PWD/$folder/tests" PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
 mkdir -p "$TESSERA_PROGRAMS"
-for program in client/cli/tessera coordinator/tessera-coordinator worker/tessera-worker worker/tessera-executor; do
+for program in client/cli/tessera coordinator/tessera-coordinator worker/tessera-worker \
+  worker/tessera-executor; do
   ln -sf "$PWD/$program" "$TESSERA_PROGRAMS/"
 done
 python=python3
