@@ -22,10 +22,13 @@ using testing_support::ReadFile;
 
 class AbsenceTest : public ProcessCluster {
  protected:
-  // Trains on worker "w" until all ranks wait in the middle of the run.
+  // Trains until all ranks wait in the middle of the run.
   void StartHalfRun() {
     pause_at_ = 2 * kSteps / 3;
-    StartAll();
+    StartCoordinator();
+    StartWorker();
+    if (split_) StartSecondWorker();
+    for (int rank = 0; rank < kWorldSize; ++rank) StartTrainer(rank);
     for (int rank = 0; rank < kWorldSize; ++rank) AwaitStep(rank, pause_at_);
     ASSERT_TRUE(Eventually([&] { return Job().committed_step() == pause_at_ - 1; }));
   }
