@@ -46,7 +46,10 @@ class RankWatchTest : public ::testing::Test {
     }
     return result;
   }
-  static Sender Worker(int rank) { return {WorkerId(absl::StrCat("n", rank)), Incarnation(1)}; }
+  // In the order of ranks, which are placed by it.
+  static Sender Worker(int rank) {
+    return {WorkerId(absl::StrCat(rank < 10 ? "n" : "nx", rank)), Incarnation(1)};
+  }
 
   void Start(int32_t world_size) {
     world_size_ = world_size;

@@ -271,7 +271,8 @@ void CoordinatorHost::NoteStateLocked(const JobView& job, const Effects& effects
   const JobStatus& status = job.status;
   const bool is_completed = status.completed && status.state == JobState::kRunning;
   const auto logged = std::make_tuple(status.epoch, status.state, is_completed);
-  if (std::exchange(logged_[job.id], logged) == logged) return;  // Only a step further.
+  const auto [last, is_new] = logged_.try_emplace(job.id, logged);
+  if (!is_new && std::exchange(last->second, logged) == logged) return;  // Only a step further.
   const std::string state(is_completed ? "COMPLETED" : Name(status.state));
   TESSERA_LOG(INFO, "job={} epoch={} step={} {}: {}", job.id.value(), status.epoch.value(),
               job.committed_step.value(), state, status.reason);

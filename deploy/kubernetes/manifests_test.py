@@ -12,7 +12,7 @@ import types
 import unittest
 import unittest.mock
 
-from run import Results, write_xml
+from run import run_suite
 
 # Copies of the sources: Kustomize follows no links out of its folder.
 _SOURCES = pathlib.Path(os.environ["TESSERA_SOURCES"])
@@ -195,8 +195,4 @@ class ManifestsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    suite = unittest.defaultTestLoader.loadTestsFromTestCase(ManifestsTest)
-    done = unittest.TextTestRunner(verbosity=2, resultclass=Results).run(suite)
-    if "XML_OUTPUT_FILE" in os.environ:
-        write_xml(os.environ["XML_OUTPUT_FILE"], done)
-    sys.exit(not done.wasSuccessful())
+    sys.exit(run_suite(unittest.defaultTestLoader.loadTestsFromTestCase(ManifestsTest)))

@@ -73,7 +73,8 @@ TEST_F(AbsenceTest, TrainersOfTheWorkerThatIsThereHearThatTheJobIsLost) {
   AwaitState(v1::JOB_STATE_LOST);
   EXPECT_EQ(AwaitEnd(0), 1);
   EXPECT_THAT(ReadFile(folder_ + "/trainer.log"),
-              HasSubstr("job 'toy' is lost: its shards are gone with the memory of worker 'x'"));
+              HasSubstr("job 'toy' is lost: a part of its shards is gone with a worker's memory "
+                        "(worker 'x' started again)"));
 }
 
 TEST_F(AbsenceTest, JobIsLostWithItsWorkersMemoryAndCanBeMadeAnew) {

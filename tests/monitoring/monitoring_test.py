@@ -7,12 +7,15 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
 import urllib.error
 import urllib.parse
 import urllib.request
+
+from run import run_suite
 
 TOP = pathlib.Path(os.getcwd())
 FILES = TOP / "deploy/monitoring"
@@ -237,4 +240,4 @@ class MonitoringTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    sys.exit(run_suite(unittest.defaultTestLoader.loadTestsFromTestCase(MonitoringTest)))

@@ -1,2 +1,3 @@
 #!/bin/sh
-exec python3 -B tests/monitoring/monitoring_test.py
+export PYTHONPATH="$PWD/client/python/tests" PYTHONDONTWRITEBYTECODE=1
+exec python3 -u tests/monitoring/monitoring_test.py

@@ -50,6 +50,14 @@ def write_xml(path, results):
         out.write("</testsuite></testsuites>\n")
 
 
+def run_suite(suite):
+    """Runs it, and says what came of it: to Bazel by test.xml, to the shell by the exit status."""
+    result = unittest.TextTestRunner(verbosity=2, resultclass=Results).run(suite)
+    if os.environ.get("XML_OUTPUT_FILE"):
+        write_xml(os.environ["XML_OUTPUT_FILE"], result.all)
+    return 0 if result.wasSuccessful() else 1
+
+
 def main():
     xml = os.environ.get("XML_OUTPUT_FILE")
     try:
@@ -59,11 +67,7 @@ def main():
         if xml:
             write_xml(xml, [("PythonSuite.Everything", "skipped", f"no PyTorch: {error}")])
         return 0
-    suite = unittest.defaultTestLoader.loadTestsFromNames(sys.argv[1:])
-    result = unittest.TextTestRunner(verbosity=2, resultclass=Results).run(suite)
-    if xml:
-        write_xml(xml, result.all)
-    return 0 if result.wasSuccessful() else 1
+    return run_suite(unittest.defaultTestLoader.loadTestsFromNames(sys.argv[1:]))
 
 
 if __name__ == "__main__":
