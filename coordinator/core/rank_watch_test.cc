@@ -26,7 +26,7 @@ using ::testing::SizeIs;
 
 const JobId kJob("gpt");
 
-// Rank i of the job is on worker "ni".
+// Rank i of the job is on worker Worker(i).
 class RankWatchTest : public ::testing::Test {
  protected:
   RankWatchTest() { Make({}); }
@@ -46,7 +46,10 @@ class RankWatchTest : public ::testing::Test {
     }
     return result;
   }
-  static Sender Worker(int rank) { return {WorkerId(absl::StrCat("n", rank)), Incarnation(1)}; }
+  // Ranks are placed in the order of the workers' ids, and "n10" comes before "n2".
+  static Sender Worker(int rank) {
+    return {WorkerId(absl::StrCat(rank < 10 ? "n" : "o", rank)), Incarnation(1)};
+  }
 
   void Start(int32_t world_size) {
     world_size_ = world_size;
