@@ -40,7 +40,7 @@ SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=sched_interval=1
+SchedulerParameters=sched_interval=1,bf_interval=1
 SlurmdTimeout=10
 ReturnToService=2
 NodeName=n1 NodeHostname=n1 NodeAddr=10.77.0.1 CPUs=2
@@ -278,7 +278,7 @@ class SlurmTest(unittest.TestCase):
 
     def test_a_preempted_job_continues_to_the_bit(self):
         job = self.submit_to_stand("preempted")
-        self.slurm.run("sbatch", "--partition=urgent", "--nodes=2", "--job-name=urgent",
+        self.slurm.run("sbatch", "--partition=urgent", "--exclusive", "--nodes=2",
                        f"--output={self.folder}/urgent.log", "--wrap=echo runs")
         self.assert_resumed_to_the_bit(job, restarts=1)
         self.assertEqual((self.folder / "urgent.log").read_text(), "runs\n")
