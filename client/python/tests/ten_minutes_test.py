@@ -165,7 +165,7 @@ class TenMinutesTest(unittest.TestCase):
         self.await_status(lambda said: "4 of 4 ranks attached" in said and "loss" in said)
         self.assertRegex(self.type_section("A checkpoint")[0], "checkpoints/first: whole")
         before, _ = self.type_section("A worker dies")
-        self.await_status(lambda said: "daemon was replaced" in said and
+        self.await_status(lambda said: "daemon was replaced" in said and "RUNNING" in said and
                           step_of(said) > step_of(before) + 1)
         self.type_section("The end")
         for shell in self.shells.values():
@@ -177,7 +177,7 @@ class TenMinutesTest(unittest.TestCase):
 
 
 def step_of(status):
-    return int(re.search(r"RUNNING, epoch \d+, step (\d+),", status)[1])
+    return int(re.search(r"job first: \w+, epoch \d+, step (\d+),", status)[1])
 
 
 if __name__ == "__main__":
