@@ -41,7 +41,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=1,bf_interval=1
-SlurmdTimeout=10
+SlurmdTimeout=300
 ReturnToService=2
 NodeName=n1 NodeHostname=n1 NodeAddr=10.77.0.1 CPUs=2
 NodeName=n2 NodeHostname=n2 NodeAddr=10.77.0.2 CPUs=2

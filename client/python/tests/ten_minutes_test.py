@@ -172,7 +172,9 @@ class TenMinutesTest(unittest.TestCase):
             shell.close()
         deadline = time.monotonic() + _SECONDS
         while left := descendants_with(str(self.folder)):
-            self.assertLess(time.monotonic(), deadline, f"processes were left: {left}")
+            names = subprocess.run(["ps", "-o", "pid,comm,args", "-p", ",".join(map(str, left))],
+                                   check=False, capture_output=True, text=True).stdout
+            self.assertLess(time.monotonic(), deadline, f"processes were left: {names}")
             time.sleep(0.1)
 
 
