@@ -1,10 +1,10 @@
-// Asks the dashboard's process for news each second, and shows them.
+// Asks the dashboard's process for news, and shows them.
 import {h, morph} from "./dom.js";
 import {JobHistory} from "./history.js";
 import {clock, num, seconds} from "./text.js";
 import * as views from "./views.js";
 
-const POLL_MS = 1000;
+const POLL_MS = 600;
 const ANSWER_MS = 9000;
 const MAX_PAGES = 10;  // Of a hundred jobs.
 const MAX_EVENTS = 1000;
@@ -81,26 +81,33 @@ async function askEvents() {
   else state.events = [...state.events, ...(reply.events || [])].slice(-MAX_EVENTS);
 }
 
+async function askJob(id) {
+  if (state.jobs.some((job) => job.job_id === id)) {
+    state.job = null;
+    delete state.errors.job;
+    return;
+  }
+  await keep("job", async () => {
+    state.job = null;
+    state.job = await get("job", {id});
+    remember(state.job, Date.now());
+  });
+}
+
 async function refresh() {
   const [view, id, , rank] = address();
   await Promise.all([
     keep("jobs", askJobs),
     keep("workers", async () => { state.workers = (await get("workers")).workers || []; }),
     keep("events", askEvents),
-    ...(view === "job" ? [keep("saves", async () => { state.saves = (await get("saves", {job: id})).saves || []; })] : []),
-    ...(rank !== undefined ? [keep("rank", async () => { state.rank = await get("rank", {job: id, rank}); })] : []),
   ]);
   if (view !== "job" || state.errors.jobs) return;
-  if (state.jobs.some((job) => job.job_id === id)) {
-    state.job = null;
-    delete state.errors.job;
-  } else {
-    await keep("job", async () => {
-      state.job = null;
-      state.job = await get("job", {id});
-      remember(state.job, Date.now());
-    });
-  }
+  await askJob(id);
+  if (state.errors.job) return;  // Of an unknown job there is nothing else to ask.
+  await Promise.all([
+    keep("saves", async () => { state.saves = (await get("saves", {job: id})).saves || []; }),
+    ...(rank === undefined ? [] : [keep("rank", async () => { state.rank = await get("rank", {job: id, rank}); })]),
+  ]);
 }
 
 function showTrouble(now) {
@@ -109,6 +116,7 @@ function showTrouble(now) {
   trouble.hidden = why === undefined;
   document.body.classList.toggle("stale", why !== undefined);
   document.getElementById("clock").textContent = state.answered === 0 ? "" : clock(state.answered);
+  trouble.textContent = "";
   if (why === undefined) return;
   const known = state.answered === 0 ? "" : ` Below is what it said ${seconds((now - state.answered) / 1000)} ago.`;
   trouble.textContent = `The coordinator does not answer: ${why}.${known}`;

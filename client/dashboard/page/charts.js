@@ -57,7 +57,7 @@ export function sparkline(points, width = 120, height = 20) {
 }
 
 // `points`: {x: milliseconds, y: value}. `newest`: the last value, as text.
-export function chart(name, points, newest, width = 340, height = 110) {
+export function chart(name, points, newest, width = 280, height = 105) {
   const box = bounds(points);
   const drawn = box === null
     ? [svg("text", {x: 4, y: height / 2}, "not enough values yet")]

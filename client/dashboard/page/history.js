@@ -1,7 +1,7 @@
 // What polls have shown of a job, for lines and rates: at most MAX_POINTS, in this page alone.
 import {num} from "./text.js";
 
-const MAX_POINTS = 1800;  // Half an hour.
+const MAX_POINTS = 3000;  // Half an hour.
 const RATE_MS = 5000;
 const SHARE_MS = 10000;
 const STILL_MS = 2000;  // Ranks that stay where they are for less only run at different speeds.
@@ -65,7 +65,7 @@ export class JobHistory {
 
   rate(step, time) {
     const from = this.points.find((point) => point.time >= time - RATE_MS);
-    if (!from || step < from.step || time - from.time < 900) return NaN;
+    if (!from || step < from.step || time - from.time < 500) return NaN;
     return (1000 * (step - from.step)) / (time - from.time);
   }
 

@@ -6,7 +6,7 @@ import {bytes, clock, figure, num, plain, seconds} from "./text.js";
 import {timeline} from "./timeline.js";
 
 const MAX_CHARTS = 12;
-const SILENT_MS = 1500;  // Heartbeats come each second.
+const SILENT_MS = 1300;  // Heartbeats come each second.
 
 const GOOD = ["RUNNING", "COMPLETED"];
 const BUSY = ["WAITING", "STARTING", "HANDED_OVER"];
@@ -191,7 +191,7 @@ function jobFacts(job, history) {
     fact("strategy", enumText(config.strategy, "STRATEGY_")),
     fact("compute", enumText(config.compute_dtype, "DTYPE_")),
     fact("optimizer", config.optimizer && enumText(config.optimizer.kind, "OPTIMIZER_KIND_")),
-    fact("owner", job.owner), fact("generation", job.generation),
+    fact("owner", job.owner),
   ]);
 }
 
