@@ -24,8 +24,7 @@ def view_base(tensor: torch.Tensor):
 
 
 def name_in_state_dict(name: str) -> str:
-    """Of a parameter or buffer: without the modules that checkpoint_wrapper() has put around
-    others, which state_dict() leaves out."""
+    """Of a parameter or buffer: without the levels of checkpoint_wrapper(), as state_dict() has it."""
     return name.replace("_checkpoint_wrapped_module.", "")
 
 

@@ -15,8 +15,8 @@ from .errors import StepUndone, TesseraError
 
 
 class _StateOfJob(collections.defaultdict):
-    """`optimizer.state`: empty, since the workers have it. Yet true: of an optimizer without state
-    torch.distributed.checkpoint's get_optimizer_state_dict() takes a step, so that it gets some."""
+    """`optimizer.state`: empty, since the workers have it. It is true nevertheless: where it is
+    not, get_optimizer_state_dict() of torch.distributed.checkpoint takes a step to fill it."""
 
     def __bool__(self) -> bool:
         return True
@@ -31,7 +31,7 @@ class JobOptimizer(torch.optim.Optimizer):
     kind = ""
     moments: tuple[str, ...] = ()
     like: type[torch.optim.Optimizer]  # torch's of this kind.
-    # Fields of a group, which are set for what the job has no formula for.
+    # Fields of a param group. Where one is set, the job has no formula.
     flags: tuple[str, ...] = ("dampening", "nesterov", "maximize", "amsgrad")
 
     def __init__(self, model, param_groups, max_grad_norm: float, **numbers):
@@ -43,7 +43,7 @@ class JobOptimizer(torch.optim.Optimizer):
             raise TesseraError("make the optimizer before the first forward: the model is attached "
                                "with the default one", "FAILED_PRECONDITION")
         groups = self._param_groups(param_groups)
-        # All fields that torch's has: states are exchanged, and schedulers look at which there are.
+        # With all fields of torch's: states are exchanged, and schedulers look for fields.
         super().__init__(groups, self.like([torch.empty(0)], **numbers).defaults)
         for group in self.param_groups:
             self._check_formula(group)
@@ -81,8 +81,8 @@ class JobOptimizer(torch.optim.Optimizer):
         for flag in self.flags:
             if group.get(flag):
                 raise TesseraError(
-                    f"tessera.{self.like.__name__} has no formula for {flag}={group[flag]}, which is "
-                    "in param_groups, or in those of the state that is loaded", "UNIMPLEMENTED")
+                    f"tessera.{self.like.__name__} has no formula for {flag}={group[flag]}, which "
+                    "is in param_groups, or in those of the state that is loaded", "UNIMPLEMENTED")
 
     def _numbers(self, group) -> tuple[float, ...]:
         beta1, beta2 = group.get("betas", (0.9, 0.999))
@@ -183,9 +183,8 @@ class JobOptimizer(torch.optim.Optimizer):
         packed["state"] = dict(sorted(state.items()))
         return packed
 
-    @staticmethod
-    def _has_moments(group) -> bool:
-        return group.get("momentum") != 0
+    def _has_moments(self, group) -> bool:
+        return self.kind != "OPTIMIZER_KIND_SGD" or group["momentum"] != 0
 
     def load_state_dict(self, state_dict: dict) -> None:
         """What state_dict() of this class, or of torch's of this kind, returned. Collective.
@@ -200,7 +199,8 @@ class JobOptimizer(torch.optim.Optimizer):
             if len(mine["params"]) != len(given["params"]):
                 raise TesseraError("a param group of another size", "INVALID_ARGUMENT")
             self._check_formula(given)
-            # Which of the two formulae it is stays the class's.
+        for mine, given in zip(self.param_groups, state_dict["param_groups"]):
+            # Adam or AdamW: that is the class's.
             mine.update({key: value for key, value in given.items()
                          if key not in ("params", "decoupled_weight_decay")})
         by_id = {}

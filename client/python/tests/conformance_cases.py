@@ -1,6 +1,6 @@
 """Models, data and the table of cases of conformance_test.
 
-A case is trained by a plain module with torch.optim on all data, by PyTorch's FSDP2, and by tessera.
+A case is trained by a plain module with torch.optim on all data, by PyTorch's FSDP2 and by tessera.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def surprise(output, targets):
     return nn.functional.cross_entropy(output.float(), targets)
 
 
-# Multiplications by powers of two round nothing, so that it does not matter whether what multiplies
-# and adds rounds once, as torch does, or twice.
+# Multiplications by powers of two round nothing, so it does not matter whether a multiplication and
+# an addition are rounded once, as in torch, or twice.
 EXACT = ("SGD", {"lr": 2.0 ** -4, "momentum": 0.5, "weight_decay": 2.0 ** -6})
 SGD = ("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01})
 ADAM = ("Adam", {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.1})
@@ -186,16 +186,16 @@ class Case:
     legs: tuple[str, ...] = ("tessera",)  # Who trains the first half of the steps, and who goes on.
     through: str = "state_dict"  # How the one gives the other what it has.
     saves: str = ""  # The folder of a checkpoint that is made at the end.
-    loads: str = ""  # The folder of one that a case of fewer ranks has made, after half of the steps.
+    loads: str = ""  # The folder of one that fewer ranks have made, after half of the steps.
     fsdp2: bool = True  # Whether FSDP2 can do that.
     exact_to: tuple[str, ...] = ()  # Whose numbers come out to the bit.
     rounding: float = 0.0  # By what a number of the order of 1 is off in low precision.
 
     @property
     def tolerance(self) -> float:
-        """Absolute, where a sum is added in another order: roundings of numbers of the order of 1 in
-        fp32. Adam divides small gradients by small roots, so that a rounding shows in the fifth
-        digit of a step of 0.01. Low precision: as training_variants_test.cc derives it."""
+        """Absolute, where sums or updates round elsewhere: a few roundings of numbers of the order
+        of 1 in fp32. Adam divides small gradients by small roots, so that a rounding shows in the
+        fifth digit of a step of 0.01. Low precision: as training_variants_test.cc derives it."""
         return (2e-6 if self.optimizer[0] == "SGD" else 2e-5) + self.rounding / 12
 
 
@@ -274,8 +274,8 @@ def _recomputations():
 def _optimizers():
     for optimizer in (SGD, ADAM, ADAMW):
         for groups, schedule in ((False, ""), (True, ""), (True, "cosine"), (True, "one cycle")):
-            yield Case("optimizers", f"{optimizer[0]}{', groups' * groups}, {schedule or 'no'} schedule",
-                       optimizer=optimizer, groups=groups, schedule=schedule)
+            name = f"{optimizer[0]}{', groups' * groups}, {schedule or 'no'} schedule"
+            yield Case("optimizers", name, optimizer=optimizer, groups=groups, schedule=schedule)
 
 
 def _states():
@@ -294,11 +294,11 @@ def _states():
         yield case("saved by 2 ranks", steps=2, saves=folder)
         for ranks in (3, 4):
             yield case(f"loaded by {ranks} ranks", ranks=ranks, loads=folder, exact_to=())
-    # A state of several groups, and rates that go on where they were.
+    # States of several groups, and schedules that go on where they were.
     for legs in (("plain", "tessera"), ("tessera", "plain"), ("fsdp2", "tessera"),
                  ("tessera", "fsdp2")):
-        yield Case("states", f"{' to '.join(legs)}, groups, one cycle", optimizer=ADAMW, groups=True,
-                   schedule="one cycle", legs=legs)
+        yield Case("states", f"{' to '.join(legs)}, groups, one cycle", optimizer=ADAMW,
+                   groups=True, schedule="one cycle", legs=legs)
     for model in (Frozen, WithUnused, Alternating):
         for legs in (("plain", "tessera"), ("tessera", "plain")):
             yield Case("states", f"{' to '.join(legs)}, {model.__name__}", model=model,

@@ -1,5 +1,5 @@
-"""The trainings of tests/reference/torch/golden under tessera: the same models, samples and numbers,
-from the code that asked PyTorch's FSDP for the losses and parameters there."""
+"""The trainings of tests/reference/torch/golden under tessera. Models, samples and numbers are from
+the code that asked PyTorch's FSDP for the losses and parameters in those files."""
 
 from __future__ import annotations
 

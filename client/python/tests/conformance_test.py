@@ -1,7 +1,7 @@
-"""The FSDP conformance suite's trainings from Python: plain modules, FSDP2 and tessera side by side.
+"""The trainings of the FSDP conformance suite from Python, by plain modules, FSDP2 and tessera.
 
-conformance_cases has the table of cases, conformance_trainers those who train them, and
-conformance_golden the trainings whose record tests/conformance/fsdp compares with.
+conformance_cases has the table of cases, conformance_trainers what trains them, and
+conformance_golden the trainings with whose record tests/conformance/fsdp compares.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Who trains the cases of conformance_cases: a plain module, PyTorch's FSDP2, tessera."""
+"""What trains the cases of conformance_cases: a plain module, PyTorch's FSDP2, tessera."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Trainer:
             self.optimizer.step()
 
     def evaluate(self, rank: int) -> list[float]:
-        """The losses of a batch of a rank's, with the model in evaluation and not, without backward."""
+        """The losses of a rank's batch without a backward, in evaluation and in training mode."""
         found = []
         inputs, targets = (whole.chunk(self.case.ranks)[rank] for whole in self.case.data(0))
         for is_training in (False, True):
@@ -348,7 +348,7 @@ def train(case: Case, rank: int, folder: pathlib.Path) -> dict:
 
 
 def _run(kind, case: Case, ranks, halves, folder, before=None) -> dict:
-    """before: who has trained until now."""
+    """before: the trainer that has trained until now."""
     trainer = kind(case, ranks)
     try:
         if case.loads and kind is Tessera:

@@ -594,7 +594,8 @@ class StateTest(Case):
     def test_torchs_functions_for_state_dicts_work_and_take_no_step(self):
         from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
         plain, sharded = self.pair()
-        theirs, ours = torch.optim.AdamW(plain.parameters(), lr=1e-2), tessera.AdamW(sharded, lr=1.0)
+        theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+        ours = tessera.AdamW(sharded, lr=1.0)
         self.assertEqual(get_state_dict(sharded, ours)[1]["state"], {})
         self.assertEqual(sharded.tessera.next_step, 1)
         self.step(plain, theirs)
@@ -625,13 +626,12 @@ class StateTest(Case):
         self.assert_same(plain, sharded)
         with tempfile.TemporaryDirectory() as folder:
             tessera.save_model(sharded, f"{folder}/m.safetensors")
-            other = self.shard(copy.deepcopy(Model()))
-            other.blocks[0].register_buffer("seen", torch.tensor([0]))
+            other = self.shard(Model())
             tessera.SGD(other)
             found = tessera.load_model(other, f"{folder}/m.safetensors", strict=False)
         self.assertEqual(found, {"missing": [], "unexpected": ["blocks.0.seen"]})
         for name, parameter in other.named_parameters():
-            self.assertTrue(torch.equal(other.state_dict()[name], sharded.state_dict()[name]), name)
+            self.assertTrue(torch.equal(other.state_dict()[name], sharded.state_dict()[name]))
         sharded.load_state_dict(Model().state_dict(), strict=False)
 
     def test_numbers_that_the_job_has_no_formula_for_are_refused(self):
