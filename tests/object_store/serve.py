@@ -14,6 +14,7 @@ Exit code 77: moto is not installed.
 
 import asyncio
 import json
+import logging
 import os
 import random
 import re
@@ -123,6 +124,7 @@ def start_store():
     except ImportError as error:
         print(f"moto's server: {error}", file=sys.stderr)
         sys.exit(77)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # Else a line for each request.
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

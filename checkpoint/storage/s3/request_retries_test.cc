@@ -72,7 +72,7 @@ TEST(RequestRetriesTest, ErrorsNameStatusCodeAndWhatToDo) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("region, eu-west-3")));
   EXPECT_THAT(status_of(Answer(403, "ExpiredToken")),
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("renew")));
-  EXPECT_THAT(status_of(Answer(503, "SlowDown")), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(status_of(Answer(503, "SlowDown")), StatusIs(absl::StatusCode::kInternal, HasSubstr("HTTP 503 SlowDown")));
   EXPECT_THAT(status_of(Cut(true)),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("connection reset; check AWS_END")));
   EXPECT_THAT(status_of(Cut(false)),
