@@ -9,11 +9,11 @@ namespace tessera::s3 {
 namespace {
 
 constexpr char kLibrary[] = "libcurl.so.4";
-constexpr unsigned kFirstVersion = 0x075800;  // 7.88, whose signatures cover headers of ours.
+constexpr unsigned kFirstVersion = 0x075500;  // 7.85, which has CURLOPT_PROTOCOLS_STR.
 
 absl::Status Missing(absl::string_view why) {
   return absl::FailedPreconditionError(absl::StrCat(
-      "s3:// needs ", kLibrary, " of version 7.88 or newer (Debian's package libcurl4): ", why));
+      "s3:// needs ", kLibrary, " of version 7.85 or newer (Debian's package libcurl4): ", why));
 }
 
 template <typename Function>

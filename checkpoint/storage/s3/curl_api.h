@@ -26,7 +26,7 @@ struct CurlApi {
 };
 
 // There until the process ends; its global state is set up once.
-// Errors: FailedPrecondition  there is no libcurl, or one without signatures of AWS's version 4.
+// Errors: FailedPrecondition  there is no libcurl, or an older one than 7.85.
 absl::StatusOr<const CurlApi*> LoadCurl();
 
 }  // namespace tessera::s3

@@ -1,6 +1,5 @@
 #include "checkpoint/storage/s3/http_exchange.h"
 
-#include <openssl/evp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -12,12 +11,13 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "checkpoint/storage/s3/curl_api.h"
+#include "checkpoint/storage/s3/s3_signature.h"
 
 namespace tessera::s3 {
 namespace {
@@ -88,14 +88,6 @@ class WithoutSigpipe {
   sigset_t pipe_, before_;
   bool was_pending_ = false;
 };
-
-std::string Sha256Hex(absl::string_view bytes) {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned size = 0;
-  EVP_Digest(bytes.data(), bytes.size(), digest, &size, EVP_sha256(), nullptr);
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(digest), size));
-}
 
 // What the callbacks of one exchange know.
 struct State {
@@ -172,6 +164,22 @@ bool IsTransient(CURLcode code) {
   }
 }
 
+const char* NameOf(Method method) {
+  switch (method) {
+    case Method::kGet:
+      return "GET";
+    case Method::kHead:
+      return "HEAD";
+    case Method::kPut:
+      return "PUT";
+    case Method::kPost:
+      return "POST";
+    case Method::kDelete:
+      return "DELETE";
+  }
+  return "";
+}
+
 class Performer {
  public:
   Performer(const CurlApi& curl, CURL* handle, const S3Settings& settings,
@@ -189,9 +197,7 @@ class Performer {
   HttpAnswer Run() {
     SetConnection();
     SetMethod();
-    for (const std::string& header : request_.headers) AddHeader(header);
-    SetSignature();
-    Set(CURLOPT_HTTPHEADER, headers_);
+    SetHeaders();
     char why[CURL_ERROR_SIZE] = "";
     Set(CURLOPT_ERRORBUFFER, static_cast<char*>(why));
     CURLcode code = CURLE_OK;
@@ -250,7 +256,6 @@ class Performer {
         Set(CURLOPT_POST, 1L);
         Set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request_.body.size()));
         Set(CURLOPT_POSTFIELDS, request_.body.empty() ? "" : request_.body.data());
-        AddHeader("content-type: application/octet-stream");
         break;
       case Method::kPut:
         Set(CURLOPT_UPLOAD, 1L);
@@ -265,15 +270,14 @@ class Performer {
     if (curl_slist* const longer = curl_.slist_append(headers_, header.c_str())) headers_ = longer;
   }
 
-  // Of the method, the URL, all headers and the body. A body that was damaged on its way is refused.
-  void SetSignature() {
-    AddHeader(absl::StrCat("x-amz-content-sha256: ", Sha256Hex(request_.body)));
-    if (!settings_.session_token.empty())
-      AddHeader(absl::StrCat("x-amz-security-token: ", settings_.session_token));
-    signed_as_ = absl::StrCat("aws:amz:", settings_.region, ":s3");
-    Set(CURLOPT_AWS_SIGV4, signed_as_.c_str());
-    Set(CURLOPT_USERNAME, settings_.access_key.c_str());
-    Set(CURLOPT_PASSWORD, settings_.secret_key.c_str());
+  // With a signature, of the body too: one that was damaged on its way is refused.
+  void SetHeaders() {
+    const SignedRequest to_sign = {NameOf(request_.method), request_.url, request_.headers,
+                                   request_.body};
+    // The store compares the time with its own clock.
+    for (const std::string& header : SignHeaders(to_sign, settings_, WallNow())) AddHeader(header);
+    if (request_.method == Method::kPost) AddHeader("content-type: application/octet-stream");
+    Set(CURLOPT_HTTPHEADER, headers_);
   }
 
   void Judge(CURLcode code, const char* why) {
@@ -295,7 +299,6 @@ class Performer {
   const S3Settings& settings_;
   const HttpRequest& request_;
   State state_;
-  std::string signed_as_;
   curl_slist* headers_ = nullptr;
 };
 

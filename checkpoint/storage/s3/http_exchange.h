@@ -21,7 +21,7 @@ enum class Method { kGet, kHead, kPut, kPost, kDelete };
 struct HttpRequest {
   Method method = Method::kGet;
   std::string url;                   // Escaped.
-  std::vector<std::string> headers;  // "name: value"
+  std::vector<std::string> headers;  // "name: value", names in lower case.
   absl::string_view body;            // Not owned.
   // Where the body of a success goes, which then has exactly this size; empty: to `body` of the
   // answer, up to kMaxBodyBytes.
