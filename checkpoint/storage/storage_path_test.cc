@@ -57,7 +57,8 @@ TEST(StoragePathTest, PathsInObjectStoresArePlainAndAbsoluteAndLeadNowhereElse) 
   EXPECT_TRUE(IsAbsolutePath("/c"));
   for (const char* path : {"", "c", "gs://bucket/c"}) EXPECT_FALSE(IsAbsolutePath(path)) << path;
   EXPECT_OK(CheckSavePath("s3://bucket/c"));
-  for (const std::string& path : {std::string("s3://bucket"), "s3://bucket/" + std::string(801, 'k')})
+  for (const std::string& path :
+       {std::string("s3://bucket"), "s3://bucket/" + std::string(801, 'k')})
     EXPECT_THAT(CheckSavePath(path),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs a name")));
 }

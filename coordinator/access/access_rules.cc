@@ -67,7 +67,8 @@ std::optional<std::string> Normalized(absl::string_view path) {
 
 bool IsBelow(absl::string_view path, absl::string_view root) {
   // With the slash, so that "/models2" is not below "/models".
-  return (root == "/" && absl::StartsWith(path, "/")) || (absl::ConsumePrefix(&path, root) && absl::StartsWith(path, "/"));
+  return (root == "/" && absl::StartsWith(path, "/")) ||
+         (absl::ConsumePrefix(&path, root) && absl::StartsWith(path, "/"));
 }
 
 // The root of all that is where the path is: of the file system, or of a bucket.
@@ -111,8 +112,8 @@ absl::StatusOr<AccessRules> AccessRules::Make(const std::string& own,
   for (const std::string& root : save_roots) {
     std::optional<std::string> normalized = Normalized(root);
     if (!normalized.has_value()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--save-root '", root, "': not an absolute path without '..', or s3://BUCKET/PREFIX"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--save-root '", root, "': not an absolute path without '..', or s3://BUCKET/PREFIX"));
     }
     rules.save_roots_.push_back(*std::move(normalized));
   }

@@ -88,7 +88,8 @@ class ObjectCheckpointTest : public testing::Test {
   }
   // A job that loads it has the state.
   void ExpectLoads(const std::string& path, const State& expected, int world_size = 2) {
-    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(absl::StrCat("load", ++num_loads_), world_size));
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team,
+                         OpenTeam(absl::StrCat("load", ++num_loads_), world_size));
     ASSERT_OK(Load(&team, path));
     EXPECT_TRUE(StateOf(&team) == expected);
   }
@@ -196,8 +197,8 @@ TEST_F(ObjectCheckpointTest, ModelAloneIsAFileOfTheFormatForOtherPrograms) {
   EXPECT_THAT(store_->Keys(), testing::Contains("models/one.safetensors"));
   for (const char* name : {"models/one.safetensors", "models/split"}) {
     ASSERT_OK_AND_ASSIGN(TrainerTeam other, OpenTeam(absl::StrCat("other", ++num_loads_), 2));
-    ASSERT_OK(other.RunAll(
-        [&](Session* session) { return LoadModel(session, Path(name)).status(); }));
+    ASSERT_OK(
+        other.RunAll([&](Session* session) { return LoadModel(session, Path(name)).status(); }));
     EXPECT_TRUE(StateOf(&other).parameters == state.parameters) << name;
   }
 }
@@ -235,10 +236,9 @@ TEST_F(ObjectCheckpointTest, WithoutCredentialsAllRanksAreTold) {
   setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere", 1);
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam("toy", 2));
   ASSERT_OK(team.TrainTo(1));
-  const auto told =
-      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("AWS_ACCESS_KEY_ID"));
-  for (const absl::Status& status : team.Run(
-           [&](Session* session) { return SaveCheckpoint(session, Path("c")); }))
+  const auto told = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("AWS_ACCESS_KEY_ID"));
+  for (const absl::Status& status :
+       team.Run([&](Session* session) { return SaveCheckpoint(session, Path("c")); }))
     EXPECT_THAT(status, told);
   ASSERT_OK(team.TrainTo(2));
 }
@@ -249,9 +249,8 @@ TEST_F(ObjectCheckpointTest, FaultsOfTheStoreThatPassAreNotSeen) {
   for (const int seed : {1, 2, 3}) {
     SCOPED_TRACE(seed);
     ASSERT_OK(team.TrainTo(seed));
-    store_->SetFaults({{"kinds", {"500", "503", "cut", "lost", "half", "delay"}},
-                       {"rate", 0.2},
-                       {"seed", seed}});
+    store_->SetFaults(
+        {{"kinds", {"500", "503", "cut", "lost", "half", "delay"}}, {"rate", 0.2}, {"seed", seed}});
     ASSERT_OK(Save(&team, Path("c")));
     ExpectWhole(Path("c"));
     ExpectLoads(Path("c"), StateOf(&team));

@@ -22,8 +22,7 @@ bool IsSize(const nlohmann::json& json) {
 }
 
 bool Follows(const Extent& next, const Extent& before) {
-  return next.key == before.key &&
-         next.file_at_bytes == before.file_at_bytes + before.size_bytes &&
+  return next.key == before.key && next.file_at_bytes == before.file_at_bytes + before.size_bytes &&
          next.object_at_bytes == before.object_at_bytes + before.size_bytes;
 }
 
@@ -45,16 +44,17 @@ absl::Status CheckCover(const std::vector<Extent>& sorted, int64_t file_bytes) {
   for (const Extent& extent : sorted) {
     if (extent.file_at_bytes != at) {
       const int64_t end = std::max(at, extent.file_at_bytes);
-      return absl::DataLossError(absl::StrCat(
-          "bytes [", std::min(at, extent.file_at_bytes), ", ", end, ") were ",
-          extent.file_at_bytes > at ? "not written" : "written by two: another save writes it, too"));
+      return absl::DataLossError(
+          absl::StrCat("bytes [", std::min(at, extent.file_at_bytes), ", ", end, ") were ",
+                       extent.file_at_bytes > at ? "not written"
+                                                 : "written by two: another save writes it, too"));
     }
     at += extent.size_bytes;
   }
   if (at == file_bytes) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("bytes [", std::min(at, file_bytes), ", ",
-                                          std::max(at, file_bytes), ") were ",
-                                          at < file_bytes ? "not written" : "written past its end"));
+  return absl::DataLossError(
+      absl::StrCat("bytes [", std::min(at, file_bytes), ", ", std::max(at, file_bytes), ") were ",
+                   at < file_bytes ? "not written" : "written past its end"));
 }
 
 // Takes extents in their order and cuts them into parts.
@@ -139,9 +139,8 @@ absl::StatusOr<std::vector<FilePart>> PlanParts(std::vector<Extent> extents, int
                                                    " bytes, more than an object store's ",
                                                    kMaxFileBytes, ": split it (max_file_bytes)"));
   }
-  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
-    return a.file_at_bytes < b.file_at_bytes;
-  });
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.file_at_bytes < b.file_at_bytes; });
   extents = Join(extents);
   RETURN_IF_ERROR(CheckCover(extents, file_bytes));
   // So that there are few enough of them.

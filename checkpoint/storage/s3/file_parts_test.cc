@@ -46,9 +46,8 @@ void ExpectParts(const std::vector<FilePart>& parts, int64_t file_bytes) {
 }
 
 TEST(FilePartsTest, LargeExtentsAreCopiedAndSmallOnesJoined) {
-  const std::vector<Extent> extents = {{"b", 0, 30 * kMiB, 100},
-                                       {"a", 7, 0, 100},
-                                       {"a", 500, 100, 30 * kMiB - 100}};
+  const std::vector<Extent> extents = {
+      {"b", 0, 30 * kMiB, 100}, {"a", 7, 0, 100}, {"a", 500, 100, 30 * kMiB - 100}};
   ASSERT_OK_AND_ASSIGN(const std::vector<FilePart> parts,
                        PlanParts(extents, 30 * kMiB + 100, kMostCopyBytes));
   ExpectParts(parts, 30 * kMiB + 100);
@@ -115,11 +114,13 @@ TEST(FilePartsTest, ListsAreReadBackAndDamagedOnesRefused) {
   EXPECT_EQ(read[0].size_bytes, 20);
   EXPECT_EQ(read[1].object_at_bytes, 20);
   for (const char* text :
-       {"", "[]", "{}", R"({"ranges": 1})", R"({"ranges": [[1, 2]]})", R"({"ranges": [[1, 2, -3]]})",
-        R"({"ranges": [[1, 2, 3.5]]})", R"({"ranges": [[1, 2, "3"]]})",
-        R"({"ranges": [[1, 2, 18446744073709551615]]})", R"({"ranges": [[9223372036854775807, 0, 1]]})",
-        R"({"ranges": [], "ranges": []})"}) {
-    EXPECT_THAT(DecodeExtents(text, "k"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(""))) << text;
+       {"", "[]", "{}", R"({"ranges": 1})", R"({"ranges": [[1, 2]]})",
+        R"({"ranges": [[1, 2, -3]]})", R"({"ranges": [[1, 2, 3.5]]})",
+        R"({"ranges": [[1, 2, "3"]]})", R"({"ranges": [[1, 2, 18446744073709551615]]})",
+        R"({"ranges": [[9223372036854775807, 0, 1]]})", R"({"ranges": [], "ranges": []})"}) {
+    EXPECT_THAT(DecodeExtents(text, "k"),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")))
+        << text;
   }
 }
 

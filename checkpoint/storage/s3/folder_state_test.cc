@@ -35,7 +35,9 @@ TEST(FolderStateTest, DamagedStatesLeadNowhere) {
         text(absl::StrCat("\"", id, "/\"")), text(absl::StrCat("\"", id.substr(1), "\"")),
         std::string(R"({"format": "tessera.folder.2", "partial": null, "published": null})"),
         std::string(R"({"format": "tessera.folder.1", "partial": null})")}) {
-    EXPECT_THAT(DecodeState(damaged), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("which files"))) << damaged;
+    EXPECT_THAT(DecodeState(damaged),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("which files")))
+        << damaged;
   }
 }
 

@@ -33,9 +33,9 @@ absl::Status ParallelCalls::Add(std::function<absl::Status()> call) {
     ++num_running_;
   }
   Running& running = running_.emplace_back();
-  absl::StatusOr<std::thread> thread =
-      StartThread("a request to s3://", [this, &running, call = std::move(call),
-                                         deadline = StoragePatience::Deadline()]() mutable {
+  absl::StatusOr<std::thread> thread = StartThread(
+      "a request to s3://",
+      [this, &running, call = std::move(call), deadline = StoragePatience::Deadline()]() mutable {
         const StoragePatience patience(deadline);
         const absl::Status status = call();
         call = nullptr;  // With the memory that it holds.

@@ -15,8 +15,9 @@ HttpAnswer Answer(int status, const std::string& code = "") {
   HttpAnswer answer;
   answer.status = status;
   if (!code.empty()) {
-    answer.body = absl::StrCat("<Error><Code>", code,
-                               "</Code><Message>so it is</Message><Region>eu-west-3</Region></Error>");
+    answer.body =
+        absl::StrCat("<Error><Code>", code,
+                     "</Code><Message>so it is</Message><Region>eu-west-3</Region></Error>");
   }
   return answer;
 }
@@ -72,7 +73,8 @@ TEST(RequestRetriesTest, ErrorsNameStatusCodeAndWhatToDo) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("region, eu-west-3")));
   EXPECT_THAT(status_of(Answer(403, "ExpiredToken")),
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("renew")));
-  EXPECT_THAT(status_of(Answer(503, "SlowDown")), StatusIs(absl::StatusCode::kInternal, HasSubstr("HTTP 503 SlowDown")));
+  EXPECT_THAT(status_of(Answer(503, "SlowDown")),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("HTTP 503 SlowDown")));
   EXPECT_THAT(status_of(Cut(true)),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("connection reset; check AWS_END")));
   EXPECT_THAT(status_of(Cut(false)),

@@ -207,8 +207,7 @@ absl::StatusOr<std::string> S3Client::PartEtag(const Call& call) const {
   if (!answer.is_success()) return Unexpected(call, answer);
   std::string etag = answer.HeaderOf("etag");
   if (call.is_copy) {
-    ASSIGN_OR_RETURN(const XmlElement document,
-                     DocumentOf(NameOf(call), answer, "CopyPartResult"));
+    ASSIGN_OR_RETURN(const XmlElement document, DocumentOf(NameOf(call), answer, "CopyPartResult"));
     etag = document.TextOf("ETag");
   }
   if (!etag.empty()) return etag;
@@ -223,9 +222,8 @@ absl::StatusOr<std::string> S3Client::PutPart(const Upload& upload, int number,
   return PartEtag(call);
 }
 
-absl::StatusOr<std::string> S3Client::CopyPart(const Upload& upload, int number,
-                                               const S3Path& from, int64_t at_bytes,
-                                               int64_t size_bytes) const {
+absl::StatusOr<std::string> S3Client::CopyPart(const Upload& upload, int number, const S3Path& from,
+                                               int64_t at_bytes, int64_t size_bytes) const {
   Call call = {"copy a part of", Method::kPut, upload.path};
   call.query = {{"partNumber", absl::StrCat(number)}, {"uploadId", upload.id}};
   call.headers = {

@@ -48,8 +48,8 @@ absl::Status S3File::Read(int64_t at_bytes, int64_t size_bytes, void* into) cons
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const S3File::Window>> S3File::WindowWith(
-    int64_t at_bytes, int64_t size_bytes) const {
+absl::StatusOr<std::shared_ptr<const S3File::Window>> S3File::WindowWith(int64_t at_bytes,
+                                                                         int64_t size_bytes) const {
   int64_t ahead_bytes = 0;
   {
     absl::MutexLock lock(&mu_);
@@ -78,8 +78,7 @@ absl::StatusOr<std::shared_ptr<const S3File::Window>> S3File::WindowWith(
 absl::Status S3File::ReadLarge(int64_t at_bytes, int64_t size_bytes, char* into) const {
   ParallelCalls calls(kReadsAtOnce);
   for (int64_t at = 0; at < size_bytes; at += kReadBytes) {
-    const absl::Span<char> range =
-        absl::MakeSpan(into + at, std::min(kReadBytes, size_bytes - at));
+    const absl::Span<char> range = absl::MakeSpan(into + at, std::min(kReadBytes, size_bytes - at));
     RETURN_IF_ERROR(calls.Add([this, at_bytes, at, range] {
       return client_->GetRange(object_, info_.etag, at_bytes + at, range);
     }));

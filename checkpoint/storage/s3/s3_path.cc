@@ -55,8 +55,9 @@ absl::StatusOr<S3Path> ParsePath(absl::string_view path) {
   S3Path parsed;
   parsed.bucket = std::string(rest.substr(0, slash));
   if (!IsBucketName(parsed.bucket)) {
-    return Invalid(path, absl::StrCat("'", PrintableUtf8(Utf8Prefix(parsed.bucket, kMaxShownBytes)),
-                                      "' is not a bucket's name: 3 to 63 of a-z, 0-9, '-' and '.'"));
+    return Invalid(path,
+                   absl::StrCat("'", PrintableUtf8(Utf8Prefix(parsed.bucket, kMaxShownBytes)),
+                                "' is not a bucket's name: 3 to 63 of a-z, 0-9, '-' and '.'"));
   }
   absl::string_view key = slash == absl::string_view::npos ? "" : rest.substr(slash + 1);
   if (absl::EndsWith(key, "/")) key.remove_suffix(1);

@@ -25,11 +25,10 @@ TEST(S3PathTest, BucketAndKeyAreToldApart) {
 }
 
 TEST(S3PathTest, NamesThatLeadElsewhereAreRefused) {
-  for (const char* path :
-       {"/data/c", "s3:/bucket/c", "s3://", "s3:///c", "s3://ab/c", "s3://Bucket/c",
-        "s3://user@host/c", "s3://host:80/c", "s3://b..b/c", "s3://-bb/c", "s3://bucket/../c",
-        "s3://bucket/a/..", "s3://bucket/./c", "s3://bucket//c", "s3://bucket/a//b",
-        "s3://bucket/a//"}) {
+  for (const char* path : {"/data/c", "s3:/bucket/c", "s3://", "s3:///c", "s3://ab/c",
+                           "s3://Bucket/c", "s3://user@host/c", "s3://host:80/c", "s3://b..b/c",
+                           "s3://-bb/c", "s3://bucket/../c", "s3://bucket/a/..", "s3://bucket/./c",
+                           "s3://bucket//c", "s3://bucket/a//b", "s3://bucket/a//"}) {
     EXPECT_THAT(ParsePath(path), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(path)));
   }
   EXPECT_OK(ParsePath(absl::StrCat("s3://bucket/", std::string(kMaxKeyBytes, 'k'))));

@@ -67,9 +67,8 @@ std::string CredentialsFile(const Variable& variable) {
 
 // They become parts of headers.
 absl::Status CheckText(absl::string_view what, absl::string_view text) {
-  const bool is_plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
-    return absl::ascii_isgraph(c);
-  });
+  const bool is_plain =
+      std::all_of(text.begin(), text.end(), [](unsigned char c) { return absl::ascii_isgraph(c); });
   if (is_plain) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(what, " contains a space, a line break or a byte that is not ASCII"));

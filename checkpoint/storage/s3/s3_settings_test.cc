@@ -110,7 +110,8 @@ TEST_F(S3SettingsTest, EndpointHasTheBucketInThePathAndAwsInTheHost) {
   set_["AWS_ENDPOINT_URL_S3"] = "https://s3.example";
   ASSERT_OK_AND_ASSIGN(settings, Read());
   EXPECT_EQ(BucketUrl(settings, "bucket"), "https://s3.example/bucket");
-  for (const char* url : {"host:9000", "ftp://host", "https://", "https://h/?q", "https://h\r\nx:"}) {
+  for (const char* url :
+       {"host:9000", "ftp://host", "https://", "https://h/?q", "https://h\r\nx:"}) {
     set_["AWS_ENDPOINT_URL_S3"] = url;
     EXPECT_THAT(Read(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("https://HOST")));
   }

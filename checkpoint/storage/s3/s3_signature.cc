@@ -73,12 +73,11 @@ std::vector<std::string> SignHeaders(const SignedRequest& request, const S3Setti
   const std::string to_sign =
       absl::StrCat(kAlgorithm, "\n", time, "\n", scope, "\n", Sha256Hex(asked));
   std::string key = absl::StrCat("AWS4", settings.secret_key);
-  for (const std::string& part : {date, settings.region, std::string("s3"),
-                                  std::string("aws4_request")})
+  for (const std::string& part :
+       {date, settings.region, std::string("s3"), std::string("aws4_request")})
     key = Hmac(key, part);
-  headers.push_back(absl::StrCat("authorization: ", kAlgorithm,
-                                 " Credential=", settings.access_key, "/", scope,
-                                 ", SignedHeaders=", names,
+  headers.push_back(absl::StrCat("authorization: ", kAlgorithm, " Credential=", settings.access_key,
+                                 "/", scope, ", SignedHeaders=", names,
                                  ", Signature=", absl::BytesToHexString(Hmac(key, to_sign))));
   return headers;
 }

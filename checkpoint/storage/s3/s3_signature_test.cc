@@ -17,8 +17,8 @@ class S3SignatureTest : public testing::Test {
     settings_.region = "us-east-1";
   }
   std::string Sign(const SignedRequest& request) {
-    return SignHeaders(request, settings_, absl::FromCivil(absl::CivilDay(2013, 5, 24),
-                                                           absl::UTCTimeZone()))
+    return SignHeaders(request, settings_,
+                       absl::FromCivil(absl::CivilDay(2013, 5, 24), absl::UTCTimeZone()))
         .back();
   }
   S3Settings settings_;

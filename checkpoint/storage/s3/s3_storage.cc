@@ -97,9 +97,9 @@ absl::Status RemoveUnnamed(const S3Client& client, const S3Path& folder, const s
 absl::StatusOr<S3Path> S3Storage::Parse(const std::string& path) {
   ASSIGN_OR_RETURN(S3Path parsed, ParsePath(path));
   if (parsed.key.size() <= kMaxPathKeyBytes) return parsed;
-  return absl::InvalidArgumentError(
-      absl::StrCat("path '", parsed.key.substr(0, 80), "...' has a key of ", parsed.key.size(),
-                   " bytes, more than ", kMaxPathKeyBytes));
+  return absl::InvalidArgumentError(absl::StrCat("path '", parsed.key.substr(0, 80),
+                                                 "...' has a key of ", parsed.key.size(),
+                                                 " bytes, more than ", kMaxPathKeyBytes));
 }
 
 S3Storage::Own S3Storage::OwnOf(const S3Path& folder) {
@@ -373,8 +373,7 @@ absl::StatusOr<std::optional<EntryInfo>> S3Storage::Look(const std::string& path
   const auto [base, is_partial] = BaseOf(parsed.key);
   ASSIGN_OR_RETURN(const FolderState state, ReadState(*client, {parsed.bucket, base}));
   const std::string& id = is_partial ? state.partial : state.published;
-  if (!id.empty())
-    return EntryInfo{EntryInfo::Kind::kFolder, 0, state.changed_at, IdentityOf(id)};
+  if (!id.empty()) return EntryInfo{EntryInfo::Kind::kFolder, 0, state.changed_at, IdentityOf(id)};
   if (state.exists()) return std::nullopt;
   ASSIGN_OR_RETURN(const bool is_visible,
                    HasVisible(*client, parsed.bucket, absl::StrCat(parsed.key, "/")));

@@ -76,9 +76,8 @@ absl::Status AssembleParts(const S3Client& client, const std::vector<FilePart>& 
       const int number = static_cast<int>(i) + 1;
       if (part.is_copy) {
         const Extent& from = part.extents[0];
-        ASSIGN_OR_RETURN(etags[i],
-                         client.CopyPart(upload, number, {upload.path.bucket, from.key},
-                                         from.object_at_bytes, from.size_bytes));
+        ASSIGN_OR_RETURN(etags[i], client.CopyPart(upload, number, {upload.path.bucket, from.key},
+                                                   from.object_at_bytes, from.size_bytes));
         return absl::OkStatus();
       }
       ASSIGN_OR_RETURN(const std::string bytes, ReadPart(client, upload.path.bucket, part));
@@ -179,8 +178,7 @@ absl::Status UploadSink::Write(ByteSource* bytes, int64_t at_bytes, uint32_t* cr
   constexpr int64_t kPieceBytes = int64_t{1} << 20;  // Summed while it is in the CPU's cache.
   RETURN_IF_ERROR(status_);
   for (const int64_t end = at_bytes + bytes->size_bytes(); at_bytes < end;) {
-    const int64_t piece =
-        std::min({kPieceBytes, end - at_bytes, kUploadPartBytes - filled_bytes_});
+    const int64_t piece = std::min({kPieceBytes, end - at_bytes, kUploadPartBytes - filled_bytes_});
     status_ = WritePiece(bytes, piece, at_bytes, crc32);
     RETURN_IF_ERROR(status_);
     if (wrote != nullptr) wrote(piece);
@@ -218,10 +216,10 @@ absl::Status UploadSink::SendPart() {
   std::string& etag = etags_.emplace_back();
   const int number = static_cast<int>(etags_.size());
   const int64_t size_bytes = filled_bytes_;
-  RETURN_IF_ERROR(calls_->Add(
-      [this, &etag, number, size_bytes, buffer = std::move(buffer_)]() -> absl::Status {
-        ASSIGN_OR_RETURN(etag, client_->PutPart(*upload_, number, {buffer.get(),
-                                                                   static_cast<size_t>(size_bytes)}));
+  RETURN_IF_ERROR(
+      calls_->Add([this, &etag, number, size_bytes, buffer = std::move(buffer_)]() -> absl::Status {
+        ASSIGN_OR_RETURN(etag, client_->PutPart(*upload_, number,
+                                                {buffer.get(), static_cast<size_t>(size_bytes)}));
         return absl::OkStatus();
       }));
   buffer_ = nullptr;
@@ -243,8 +241,7 @@ absl::Status UploadSink::FinishObject() {
   if (upload_.has_value()) {
     RETURN_IF_ERROR(FinishUpload());
   } else {
-    RETURN_IF_ERROR(
-        client_->Put(object, {buffer_.get(), static_cast<size_t>(filled_bytes_)}));
+    RETURN_IF_ERROR(client_->Put(object, {buffer_.get(), static_cast<size_t>(filled_bytes_)}));
   }
   RETURN_IF_ERROR(client_->Put({object.bucket, absl::StrCat(object.key, kListSuffix)},
                                EncodeExtents(extents_)));

@@ -53,8 +53,8 @@ absl::Status RemoveAll(const S3Client& client, const S3Path& prefix);
 class UploadSink final : public RangeSink {
  public:
   // `shown`: the path for messages.
-  UploadSink(std::shared_ptr<const S3Client> client, const S3Path& path,
-             const std::string& attempt, std::string shown);
+  UploadSink(std::shared_ptr<const S3Client> client, const S3Path& path, const std::string& attempt,
+             std::string shown);
   // Gives up what was not synced.
   ~UploadSink() override;
 

@@ -45,7 +45,8 @@ bool AppendEntity(absl::string_view entity, std::string* text) {
   if (absl::ConsumePrefix(&entity, "#")) {
     uint32_t code = 0;
     const bool is_hex = absl::ConsumePrefix(&entity, "x");
-    if (entity.empty() || !absl::ascii_isxdigit(static_cast<unsigned char>(entity[0]))) return false;
+    if (entity.empty() || !absl::ascii_isxdigit(static_cast<unsigned char>(entity[0])))
+      return false;
     if (is_hex ? !absl::SimpleHexAtoi(entity, &code) : !absl::SimpleAtoi(entity, &code))
       return false;
     if (code == 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return false;

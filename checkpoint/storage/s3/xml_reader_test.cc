@@ -28,13 +28,36 @@ TEST(XmlReaderTest, ElementsAreFoundByNameAndTheirTextIsDecoded) {
 }
 
 TEST(XmlReaderTest, WhatIsNoSuchDocumentIsRefused) {
-  for (const char* text :
-       {"", "text", "<", "<a", "<a>", "<a></b>", "<a><b></a></b>", "<a></a><b/>", "<a></a>x",
-        "<a b></a>", "<a b=c></a>", "<a b='></a>", "<a>&nbsp;</a>", "<a>&#;</a>", "<a>&#x;</a>",
-        "<a>&#0;</a>", "<a>&#xD800;</a>", "<a>&#x110000;</a>", "<a>&#99999999999;</a>",
-        "<a>&#-1;</a>", "<a>&amp</a>", "<a>&", "<!-- <a/>", "<?xml <a/>", "<a><!-- </a>",
-        "<!DOCTYPE a [<!ENTITY x 'y'>]><a>&x;</a>", "<a><![CDATA[x]]></a>", "< a></a>",
-        "</a>", "<a/ >"}) {
+  for (const char* text : {"",
+                           "text",
+                           "<",
+                           "<a",
+                           "<a>",
+                           "<a></b>",
+                           "<a><b></a></b>",
+                           "<a></a><b/>",
+                           "<a></a>x",
+                           "<a b></a>",
+                           "<a b=c></a>",
+                           "<a b='></a>",
+                           "<a>&nbsp;</a>",
+                           "<a>&#;</a>",
+                           "<a>&#x;</a>",
+                           "<a>&#0;</a>",
+                           "<a>&#xD800;</a>",
+                           "<a>&#x110000;</a>",
+                           "<a>&#99999999999;</a>",
+                           "<a>&#-1;</a>",
+                           "<a>&amp</a>",
+                           "<a>&",
+                           "<!-- <a/>",
+                           "<?xml <a/>",
+                           "<a><!-- </a>",
+                           "<!DOCTYPE a [<!ENTITY x 'y'>]><a>&x;</a>",
+                           "<a><![CDATA[x]]></a>",
+                           "< a></a>",
+                           "</a>",
+                           "<a/ >"}) {
     EXPECT_THAT(ReadXml(text), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("XML: ")))
         << text;
   }
@@ -55,8 +78,7 @@ TEST(XmlReaderTest, DepthNumberAndSizeAreBounded) {
 }
 
 TEST(XmlReaderTest, EveryPrefixOfADocumentIsRefusedAndNoneIsReadBeyondItsEnd) {
-  const std::string text =
-      "<?xml version='1.0'?><a x=\"1\"><b>&amp;&#x41;</b><!-- c --><c/></a>";
+  const std::string text = "<?xml version='1.0'?><a x=\"1\"><b>&amp;&#x41;</b><!-- c --><c/></a>";
   for (size_t size = 0; size < text.size(); ++size) {
     const std::string prefix = text.substr(0, size);  // Of its own, for sanitizers.
     EXPECT_FALSE(ReadXml(prefix).ok()) << prefix;

@@ -4,9 +4,9 @@
 #include <filesystem>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/match.h"
 #include "checkpoint/storage/storage_path.h"
 
 namespace tessera {
