@@ -26,7 +26,7 @@ constexpr absl::Duration kLook = absl::Milliseconds(500);
 constexpr int kFailedStartsTold = 3;
 
 // What a dead executor left in an object store may take so long to remove.
-constexpr absl::Duration kTidyUp = absl::Seconds(10);
+constexpr absl::Duration kTidyUp = absl::Seconds(5);
 
 // Before the launch that follows `failed_starts` in a row.
 absl::Duration RelaunchDelay(int failed_starts) {
