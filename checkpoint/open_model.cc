@@ -13,6 +13,7 @@
 #include "checkpoint/safetensors/model_index.h"
 #include "checkpoint/safetensors/model_reader.h"
 #include "checkpoint/storage/storage_of.h"
+#include "checkpoint/storage/storage_path.h"
 
 namespace tessera {
 namespace {
@@ -49,7 +50,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
 
 absl::StatusOr<std::unique_ptr<ModelSource>> OpenModel(const std::string& path) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
-  if (path.empty() || path[0] != '/')
+  if (!IsAbsolutePath(path))
     return absl::InvalidArgumentError(absl::StrCat("model '", path, "' is not an absolute path"));
   ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(path));
   if (!there.has_value())

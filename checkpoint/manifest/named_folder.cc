@@ -120,7 +120,7 @@ absl::Status RemoveFolder(const std::string& folder, Removal removal) {
 absl::Status BeginFolder(const std::string& path, FolderKind kind,
                          std::optional<FolderIdentity>* made) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
-  if (path.empty() || path[0] != '/' || path.back() == '/') {
+  if (!IsAbsolutePath(path) || path.back() == '/') {
     return absl::InvalidArgumentError(
         absl::StrCat(NameOf(kind), " '", path, "' is not the absolute path of a folder"));
   }

@@ -13,7 +13,7 @@
 namespace tessera {
 absl::Status ModelFile::Create(const std::string& path, const SafetensorsHeader& header) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
-  if (path.empty() || path[0] != '/' || path.back() == '/') {
+  if (!IsAbsolutePath(path) || path.back() == '/') {
     return absl::InvalidArgumentError(
         absl::StrCat("model file '", path, "' is not an absolute file path"));
   }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "checkpoint/storage/s3/s3_path.h"
 
 namespace tessera {
 namespace {
@@ -69,10 +70,15 @@ absl::StatusOr<std::string> PlainPath(absl::string_view path) {
   RETURN_IF_ERROR(CheckText(path));
   const std::string scheme = SchemeOf(path);
   if (scheme.empty()) return std::string(path);
+  if (scheme == s3::kScheme) {
+    ASSIGN_OR_RETURN(const s3::S3Path parsed, s3::ParsePath(path));
+    return s3::PathOf(parsed);
+  }
   if (scheme != kFile) {
     return absl::InvalidArgumentError(
         absl::StrCat("path '", Shown(path), "': there is no storage for ", Shown(scheme), kMark,
-                     "; use a path of the file system, with or without ", kFile, kMark));
+                     "; use a path of the file system, with or without ", kFile, kMark, ", or ",
+                     s3::kScheme, kMark));
   }
   const absl::string_view plain = path.substr(kFile.size() + kMark.size());
   if (absl::StartsWith(plain, "/")) return std::string(plain);
@@ -82,7 +88,18 @@ absl::StatusOr<std::string> PlainPath(absl::string_view path) {
 
 std::string PartialPath(const std::string& path) { return absl::StrCat(path, kPartialSuffix); }
 
+bool IsAbsolutePath(absl::string_view path) {
+  return absl::StartsWith(path, "/") || SchemeOf(path) == s3::kScheme;
+}
+
 absl::Status CheckSavePath(absl::string_view path) {
+  if (SchemeOf(path) == s3::kScheme) {
+    ASSIGN_OR_RETURN(const s3::S3Path parsed, s3::ParsePath(path));
+    if (!parsed.key.empty() && parsed.key.size() <= s3::kMaxPathKeyBytes) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("path '", Shown(path), "': a save needs a name in the bucket, of at most ",
+                     s3::kMaxPathKeyBytes, " bytes"));
+  }
   // Checked before the save: its partial name would fail only when it is created.
   const absl::string_view name = path.substr(path.rfind('/') + 1);
   const size_t most = kMaxPathNameBytes - kPartialSuffix.size();
@@ -93,7 +110,8 @@ absl::Status CheckSavePath(absl::string_view path) {
 }
 
 absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string plain, PlainPath(path));
+  ASSIGN_OR_RETURN(std::string plain, PlainPath(path));
+  if (IsAbsolutePath(plain)) return plain;
   std::error_code error;
   std::string absolute = std::filesystem::absolute(plain, error).string();
   if (!error) return absolute;

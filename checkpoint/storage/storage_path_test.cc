@@ -31,21 +31,36 @@ TEST(StoragePathTest, PathsOfTheFileSystemArePlainWithAndWithoutScheme) {
 }
 
 TEST(StoragePathTest, OtherSchemesAreRefusedWithTheirNameAndThoseThatThereAre) {
-  for (const char* path : {"s3://bucket/c", "gs://bucket/c", "https://host/c"}) {
+  for (const char* path : {"gs://bucket/c", "s3a://bucket/c", "https://host/c"}) {
     const auto refused =
         StatusIs(absl::StatusCode::kInvalidArgument,
                  AllOf(HasSubstr(absl::StrCat("'", path, "'")),
                        HasSubstr(absl::StrCat("no storage for ", SchemeOf(path), "://")),
-                       HasSubstr("file://")));
+                       HasSubstr("file://"), HasSubstr("s3://")));
     EXPECT_THAT(PlainPath(path), refused);
     EXPECT_THAT(AbsolutePath(path), refused);
   }
   EXPECT_THAT(PlainPath("file://host/c"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("absolute path")));
   // What is shown of a path is text, and short.
-  const absl::Status shown = PlainPath("s3://\xff\r" + std::string(5000, 'x')).status();
+  const absl::Status shown = PlainPath("gs://\xff\r" + std::string(5000, 'x')).status();
   EXPECT_THAT(std::string(shown.message()), HasSubstr("//\\xff\\x0dx"));
   EXPECT_LT(shown.message().size(), 500);
+}
+
+TEST(StoragePathTest, PathsInObjectStoresArePlainAndAbsoluteAndLeadNowhereElse) {
+  EXPECT_EQ(PlainPath("S3://bucket/a b/c").value_or("error"), "s3://bucket/a b/c");
+  EXPECT_EQ(AbsolutePath("s3://bucket/c").value_or("error"), "s3://bucket/c");
+  for (const char* path : {"s3://bucket/../c", "s3://b/c", "s3://"})
+    EXPECT_THAT(PlainPath(path), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(path)));
+  EXPECT_TRUE(IsAbsolutePath("s3://bucket/c"));
+  EXPECT_TRUE(IsAbsolutePath("/c"));
+  for (const char* path : {"", "c", "gs://bucket/c"}) EXPECT_FALSE(IsAbsolutePath(path)) << path;
+  EXPECT_OK(CheckSavePath("s3://bucket/c"));
+  for (const std::string& path :
+       {std::string("s3://bucket"), "s3://bucket/" + std::string(801, 'k')})
+    EXPECT_THAT(CheckSavePath(path),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs a name")));
 }
 
 TEST(StoragePathTest, WhatIsNoTextOrTooLongIsRefusedByName) {

@@ -50,7 +50,7 @@ class Plan {
   absl::Status Make(const Session& session, const std::string& path,
                     const LoadOptimizerOptions& options) {
     ASSIGN_OR_RETURN(const std::string folder, PlainPath(path));
-    if (folder.empty() || folder[0] != '/')
+    if (!IsAbsolutePath(folder))
       return absl::InvalidArgumentError(
           absl::StrCat("folder '", folder, "' is not an absolute path"));
     if (!session.initialized())

@@ -97,20 +97,20 @@ TEST_F(CheckpointCommandsTest, PathsNameTheirStorageAndOneThatThereIsNotIsRefuse
   EXPECT_EQ(Invoke({"verify", "file://" + path}).exit_code, 0);
   EXPECT_THAT(Invoke({"checkpoints", "file://" + folder_}).out, HasSubstr(path));
   const std::vector<std::vector<std::string>> refused = {
-      {"verify", "s3://b/c"},
-      {"checkpoints", "s3://b/c"},
-      {"ls", "s3://b/c"},
-      {"diff", "s3://b/c", path},
-      {"diff", path, "s3://b/c"},
-      {"consolidate", path, "--out", "s3://b/c"},
-      {"consolidate", "s3://b/c", "--out", path + "-new"},
-      {"put", "--job", "toy", "--from", "s3://b/c"},
-      {"get", "toy", "--out", "s3://b/c"}};
+      {"verify", "gs://b/c"},
+      {"checkpoints", "gs://b/c"},
+      {"ls", "gs://b/c"},
+      {"diff", "gs://b/c", path},
+      {"diff", path, "gs://b/c"},
+      {"consolidate", path, "--out", "gs://b/c"},
+      {"consolidate", "gs://b/c", "--out", path + "-new"},
+      {"put", "--job", "toy", "--from", "gs://b/c"},
+      {"get", "toy", "--out", "gs://b/c"}};
   for (const std::vector<std::string>& args : refused) {
     const Result result = Invoke(args);
     EXPECT_EQ(result.exit_code, 1) << args[0];
-    EXPECT_THAT(result.err, HasSubstr("'s3://b/c': there is no storage for s3://")) << args[0];
-    EXPECT_FALSE(std::filesystem::exists("s3:")) << args[0];
+    EXPECT_THAT(result.err, HasSubstr("'gs://b/c': there is no storage for gs://")) << args[0];
+    EXPECT_FALSE(std::filesystem::exists("gs:")) << args[0];
   }
 }
 

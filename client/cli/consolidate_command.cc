@@ -32,7 +32,8 @@ struct Flags {
 
 absl::StatusOr<std::string> OutOf(const Flags& flags) {
   ASSIGN_OR_RETURN(std::string absolute, AbsolutePath(flags.out));
-  absolute = std::filesystem::path(absolute).lexically_normal().string();
+  if (SchemeOf(absolute).empty())  // Keys of objects are not normalized.
+    absolute = std::filesystem::path(absolute).lexically_normal().string();
   while (absolute.size() > 1 && absolute.back() == '/') absolute.pop_back();
   return absolute;
 }

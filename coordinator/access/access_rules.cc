@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "checkpoint/storage/storage_path.h"
 #include "job/field_limits.h"
 
 namespace tessera::coordinator {
@@ -48,6 +49,12 @@ std::optional<std::string> FolderOf(absl::string_view identity) {
 
 // Without empty parts and "."; nullopt: not absolute, or with "..".
 std::optional<std::string> Normalized(absl::string_view path) {
+  if (!SchemeOf(path).empty()) {
+    const absl::StatusOr<std::string> plain = PlainPath(path);
+    if (!plain.ok()) return std::nullopt;
+    if (!SchemeOf(*plain).empty()) return std::string(absl::StripSuffix(*plain, "/"));
+    return Normalized(*plain);
+  }
   if (!absl::StartsWith(path, "/")) return std::nullopt;
   std::string normalized;
   for (const absl::string_view part : absl::StrSplit(path, '/', absl::SkipEmpty())) {
@@ -60,7 +67,15 @@ std::optional<std::string> Normalized(absl::string_view path) {
 
 bool IsBelow(absl::string_view path, absl::string_view root) {
   // With the slash, so that "/models2" is not below "/models".
-  return root == "/" || (absl::ConsumePrefix(&path, root) && absl::StartsWith(path, "/"));
+  return (root == "/" && absl::StartsWith(path, "/")) ||
+         (absl::ConsumePrefix(&path, root) && absl::StartsWith(path, "/"));
+}
+
+// The root of all that is where the path is: of the file system, or of a bucket.
+std::string WholeStorageOf(absl::string_view path) {
+  if (SchemeOf(path) != "s3") return "/";
+  const size_t bucket = path.find("://") + 3;
+  return std::string(path.substr(0, path.find('/', bucket)));
 }
 
 }  // namespace
@@ -97,8 +112,8 @@ absl::StatusOr<AccessRules> AccessRules::Make(const std::string& own,
   for (const std::string& root : save_roots) {
     std::optional<std::string> normalized = Normalized(root);
     if (!normalized.has_value()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--save-root '", root, "': not an absolute path without '..'"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--save-root '", root, "': not an absolute path without '..', or s3://BUCKET/PREFIX"));
     }
     rules.save_roots_.push_back(*std::move(normalized));
   }
@@ -169,7 +184,7 @@ std::vector<std::string> AccessRules::SaveRootsOf(const std::string& identity) c
 
 absl::StatusOr<std::string> AccessRules::SaveRootOf(const std::string& identity,
                                                     const std::string& path) const {
-  if (save_roots_.empty() && trusted_.count(identity) > 0) return "/";
+  if (save_roots_.empty() && trusted_.count(identity) > 0) return WholeStorageOf(path);
   if (save_roots_.empty()) {
     return absl::PermissionDeniedError(absl::StrCat("path '", path, "': '", identity,
                                                     "' may name no folder, since the ",

@@ -36,7 +36,8 @@ class AccessRules {
   // `save_roots`: the folders that may contain the checkpoints that clients request; empty: any
   // folder, but only for the coordinator's own user and root. A root that ends in "/{owner}" stands
   // for the caller's own folder in it ("1000" for uid:1000), and for operators for all of these.
-  // Errors: InvalidArgument  a malformed grant, or a folder that is not an absolute path
+  // Errors: InvalidArgument  a malformed grant, or a folder that is neither an absolute path nor
+  //         s3://BUCKET/PREFIX
   static absl::StatusOr<AccessRules> Make(const std::string& own,
                                           const std::vector<std::string>& grants,
                                           const std::vector<std::string>& save_roots);
@@ -53,7 +54,7 @@ class AccessRules {
   absl::Status CheckWorker(const std::string& identity, const std::string& worker) const;
   // The folders of --save-root that this identity may use.
   std::vector<std::string> SaveRootsOf(const std::string& identity) const;
-  // The root that contains `path` ("/" if any folder is allowed), compared as text: the code that
+  // The root that contains `path` ("/", or the bucket, if any folder is allowed), compared as text: the code that
   // creates files there checks links.
   // Errors: InvalidArgument   not absolute, or with ".."
   //         PermissionDenied  not below a save root (names the roots)

@@ -143,6 +143,23 @@ TEST(AccessRulesTest, WithoutSaveRootsOnlyTheOwnUserNamesFolders) {
               StatusIs(kDenied, HasSubstr("without --save-root")));
 }
 
+TEST(AccessRulesTest, SaveRootsMayBeInObjectStoresAndCoverNoOtherStorage) {
+  const AccessRules rules = Rules({}, {"/", "s3://bucket/{owner}", "s3://shared/runs/"});
+  EXPECT_EQ(rules.SaveRootOf("uid:7", "s3://bucket/7/gpt").value_or("error"), "s3://bucket/7");
+  EXPECT_EQ(rules.SaveRootOf("uid:7", "s3://shared/runs/gpt").value_or("error"),
+            "s3://shared/runs");
+  for (const char* path : {"s3://bucket/8/gpt", "s3://bucket/7", "s3://shared/runs2/gpt",
+                           "s3://other/runs/gpt", "s3://shared/runs"})
+    EXPECT_THAT(rules.SaveRootOf("uid:7", path), StatusIs(kDenied, HasSubstr(path))) << path;
+  EXPECT_THAT(rules.SaveRootOf("uid:7", "s3://shared/runs/../x"),
+              StatusIs(kInvalid, HasSubstr("absolute")));
+  EXPECT_THAT(Rules({}, {"s3://bucket/runs"}).SaveRootOf("uid:7", "/bucket/runs/gpt"),
+              StatusIs(kDenied, HasSubstr("below none")));
+  // Without roots the own user may use all of the storage that the path is in.
+  EXPECT_EQ(Rules({}, {}).SaveRootOf("uid:500", "s3://bucket/a/b").value_or("error"),
+            "s3://bucket");
+}
+
 TEST(AccessRulesTest, SaveRootsThatAreNoAbsolutePathsAreNamed) {
   for (const char* root : {"saves", "/a/../b", ""}) {
     EXPECT_THAT(AccessRules::Make("uid:500", {}, {root}).status(),

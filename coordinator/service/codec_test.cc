@@ -121,7 +121,7 @@ TEST(CodecTest, BadSaveRequestsAndReportsAreNamed) {
   for (const char* path : {"", "c", "/c/"})
     refused([&](auto* r) { r->mutable_spec()->set_path(path); }, "absolute path");
   refused([](auto* r) { r->mutable_spec()->set_path("/" + std::string(5000, 'c')); }, "5001 bytes");
-  refused([](auto* r) { r->mutable_spec()->set_path("s3://bucket/c"); }, "no storage for s3://");
+  refused([](auto* r) { r->mutable_spec()->set_path("gs://bucket/c"); }, "no storage for gs://");
   refused([](auto* r) { r->mutable_spec()->set_path("file://host/c"); }, "absolute path");
   refused([](auto* r) { r->mutable_spec()->set_keep_newest(-1); }, "keep_newest -1");
   refused([](auto* r) { r->mutable_spec()->set_max_file_bytes(-1); }, "max_file_bytes -1");

@@ -25,7 +25,7 @@ absl::Status Invalid(absl::string_view why) { return absl::InvalidArgumentError(
 // Refuses what a rank would refuse.
 absl::StatusOr<SaveSpec> DecodeRequested(const v1::SaveSpec& requested) {
   ASSIGN_OR_RETURN(const std::string path, PlainPath(requested.path()));
-  if (path.empty() || path[0] != '/' || path.back() == '/' || path.size() > kMaxPathBytes) {
+  if (!IsAbsolutePath(path) || path.back() == '/' || path.size() > kMaxPathBytes) {
     return Invalid(absl::StrCat("path '", absl::CHexEscape(Truncated(path, 80)),
                                 "': must be the absolute path of a folder, of at most ",
                                 kMaxPathBytes, " bytes"));

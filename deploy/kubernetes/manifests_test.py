@@ -34,7 +34,7 @@ def _lacks() -> str | None:
         try:
             __import__(module)
         except ImportError:
-            return f"Python's {module}: tools/setup --with-kubernetes"
+            return f"Python's {module}: tools/setup --with-operations"
     return None
 
 

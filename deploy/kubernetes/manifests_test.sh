@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs manifests_test.py with a Python that has kubernetes-validate: that of tools/setup
-# --with-kubernetes, or else any.
+# --with-operations, or else any.
 set -eu
 copy=$(mktemp -d "${TEST_TMPDIR:-/tmp}/manifests.XXXXXX")
 trap 'rm -rf "$copy"' EXIT

@@ -137,7 +137,7 @@ class Cluster:
                          for path in sorted(self.folder.glob("*.log")))
 
 
-@unittest.skipIf(MISSING, f"needs {MISSING}; tools/setup --with-browser installs it")
+@unittest.skipIf(MISSING, f"needs {MISSING}; tools/setup --with-operations installs it")
 class PageTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

@@ -469,13 +469,13 @@ TEST_F(CheckpointTest, PathWithTheSchemeOfTheFileSystemIsOneAndOtherSchemesAreRe
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
   ASSERT_OK(team.TrainTo(1));
   const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
-                                HasSubstr("'s3://bucket/c': there is no storage for s3://"));
-  EXPECT_THAT(Save(&team, "s3://bucket/c"), refused);
+                                HasSubstr("'gs://bucket/c': there is no storage for gs://"));
+  EXPECT_THAT(Save(&team, "gs://bucket/c"), refused);
   for (const absl::Status& status :
-       team.Run([](Session* session) { return session->Save("s3://bucket/c"); }))
+       team.Run([](Session* session) { return session->Save("gs://bucket/c"); }))
     EXPECT_THAT(status, refused);
   for (const absl::Status& status :
-       team.Run([](Session* session) { return LoadCheckpoint(session, "s3://bucket/c").status(); }))
+       team.Run([](Session* session) { return LoadCheckpoint(session, "gs://bucket/c").status(); }))
     EXPECT_THAT(status, refused);
   EXPECT_FALSE(std::filesystem::exists("s3:"));
   ASSERT_OK(Save(&team, absl::StrCat("file://", Path("c"))));

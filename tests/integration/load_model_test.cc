@@ -164,7 +164,7 @@ TEST_F(LoadModelTest, WhatDoesNotFitIsRefusedOnEveryRankAndChangesNothing) {
   refused(Path("shape"), absl::StatusCode::kInvalidArgument, absl::StrCat("tensor '", name, "'"));
   refused(Path("none"), absl::StatusCode::kNotFound, Path("none"));
   refused("relative", absl::StatusCode::kInvalidArgument, "'relative' is not an absolute path");
-  refused("s3://bucket/m", absl::StatusCode::kInvalidArgument, "there is no storage for s3://");
+  refused("gs://bucket/m", absl::StatusCode::kInvalidArgument, "there is no storage for gs://");
   refused(testing::TempDir(), absl::StatusCode::kInvalidArgument, "holds no model");
   std::ofstream(Path("text")) << "no safetensors file";
   refused(Path("text"), absl::StatusCode::kInvalidArgument, Path("text"));

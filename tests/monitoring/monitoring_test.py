@@ -207,7 +207,7 @@ class MonitoringTest(unittest.TestCase):
             self.assertEqual((error.code, error.read()), (503, b"no coordinator\n"))
             return False
 
-    @unittest.skipUnless(shutil.which("promtool"), "no promtool (Debian's package prometheus)")
+    @unittest.skipUnless(shutil.which("promtool"), "no promtool (tools/setup --with-operations)")
     def test_promtool_finds_no_fault(self):
         for text in self.metrics_of_training():
             check = subprocess.run(["promtool", "check", "metrics"], input=text, text=True,
@@ -216,7 +216,7 @@ class MonitoringTest(unittest.TestCase):
         subprocess.run(["promtool", "check", "config", FILES / "prometheus.yml"], check=True,
                        capture_output=True)
 
-    @unittest.skipUnless(shutil.which("prometheus"), "no prometheus (Debian's package)")
+    @unittest.skipUnless(shutil.which("prometheus"), "no prometheus (tools/setup --with-operations)")
     def test_prometheus_scrapes_and_tells_of_a_missing_rank_and_of_a_lost_worker(self):
         trainers = self.cluster.train()
         prometheus = Prometheus(self.cluster)

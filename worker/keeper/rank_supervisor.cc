@@ -12,6 +12,7 @@
 #include "base/utf8.h"
 #include "checkpoint/manifest/checkpoint_folder.h"
 #include "checkpoint/safetensors/model_file.h"
+#include "checkpoint/storage/storage_patience.h"
 #include "shm/fd_passing.h"
 #include "worker/keeper/executor_watch.h"
 
@@ -23,6 +24,9 @@ constexpr absl::Duration kLook = absl::Milliseconds(500);
 
 // After so many executors in a row that ended before they were ready, the coordinator is told.
 constexpr int kFailedStartsTold = 3;
+
+// What a dead executor left in an object store may take so long to remove.
+constexpr absl::Duration kTidyUp = absl::Seconds(5);
 
 // Before the launch that follows `failed_starts` in a row.
 absl::Duration RelaunchDelay(int failed_starts) {
@@ -206,6 +210,8 @@ RankSupervisor::ExecutorEnd RankSupervisor::Reap() {
   if (!saving_path.empty()) {
     TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", context_->job_id, rank_.value(),
                 PrintableUtf8(saving_path));
+    // An object store that is away must not keep the rank's next executor away as well.
+    const StoragePatience patience(kTidyUp);
     // A model file or a checkpoint's folder: the call that does not fit finds nothing.
     ModelFile::Discard(saving_path);
     DiscardFolder(saving_path);

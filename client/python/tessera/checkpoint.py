@@ -27,7 +27,8 @@ def register_state(name: str, state, model) -> None:
 
 
 def _path(path) -> bytes:
-    return os.path.abspath(os.fspath(path)).encode()
+    text = os.fspath(path)
+    return (text if "://" in text else os.path.abspath(text)).encode()
 
 
 def save(model, path, *, in_background: bool = False, keep_newest: int = 0,

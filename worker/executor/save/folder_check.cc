@@ -4,8 +4,10 @@
 #include <filesystem>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/storage/storage_path.h"
 
 namespace tessera {
 namespace {
@@ -43,15 +45,26 @@ fs::path RealPath(const fs::path& absolute, std::string* why) {
   return {};
 }
 
+// A key leads where it says: there are no links, and PlainPath refuses "..".
+bool IsKeyBelow(const std::string& path, const std::vector<std::string>& folders) {
+  const absl::StatusOr<std::string> plain = PlainPath(path);
+  return plain.ok() && std::any_of(folders.begin(), folders.end(), [&](const auto& folder) {
+           return !SchemeOf(folder).empty() && absl::StartsWith(*plain, absl::StrCat(folder, "/"));
+         });
+}
+
 }  // namespace
 
 absl::Status CheckBelow(const std::string& path, const std::vector<std::string>& folders) {
   std::error_code error;
   std::string why;
+  const bool is_key = !SchemeOf(path).empty();
+  if (is_key && IsKeyBelow(path, folders)) return absl::OkStatus();
   const fs::path absolute = fs::absolute(path, error);
-  const fs::path real = error ? fs::path() : RealPath(absolute, &why);
+  const fs::path real = error || is_key ? fs::path() : RealPath(absolute, &why);
   if (!real.empty()) {
     for (const std::string& folder : folders) {
+      if (!SchemeOf(folder).empty()) continue;
       const fs::path real_folder = fs::weakly_canonical(folder, error);
       if (!error && IsBelow(real, real_folder)) return absl::OkStatus();
     }

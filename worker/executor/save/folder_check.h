@@ -10,7 +10,7 @@
 namespace tessera {
 
 // Whether `path` is below one of the folders once all links that exist now are followed. A relative
-// path is this process's. Any user who may write to a folder on the way can still put a link there
+// path is this process's. A key of an object store is compared as it is. Any user who may write to a folder on the way can still put a link there
 // afterwards.
 // Errors: PermissionDenied  names the path and the folders
 absl::Status CheckBelow(const std::string& path, const std::vector<std::string>& folders);

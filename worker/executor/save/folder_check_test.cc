@@ -35,6 +35,22 @@ TEST_F(FolderCheckTest, PathBelowAFolderMayBeWhetherItIsThereOrNot) {
   EXPECT_OK(CheckBelow("/anything", {"/"}));
 }
 
+TEST_F(FolderCheckTest, KeyOfAnObjectStoreIsBelowRootsInThatStoreAlone) {
+  const std::vector<std::string> roots = {"/", "s3://bucket", "s3://shared/runs"};
+  for (const char* path : {"s3://bucket/c", "s3://shared/runs/a/c"})
+    EXPECT_OK(CheckBelow(path, roots)) << path;
+  for (const char* path : {"s3://shared/c", "s3://shared/runs", "s3://shared/runs2/c",
+                           "s3://bucket2/c", "s3://bucket/../c", "gs://bucket/c"}) {
+    EXPECT_THAT(CheckBelow(path, roots),
+                StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("s3://shared/runs")))
+        << path;
+  }
+  // Which is what a relative path would be.
+  EXPECT_THAT(
+      CheckBelow(std::filesystem::current_path().string() + "/s3:/bucket/c", {"s3://bucket"}),
+      StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("s3://bucket")));
+}
+
 TEST_F(FolderCheckTest, PathElsewhereIsRefusedNamingTheFolders) {
   for (const std::string& path : {root_, root_ + "/", root_ + "2/c", root_ + "/../root2/c",
                                   std::string("relative"), std::string("/"), std::string()}) {

@@ -9,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "checkpoint/safetensors/crc32.h"
+#include "checkpoint/storage/storage_path.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
 #include "job/save_spec_codec.h"
@@ -49,7 +50,7 @@ absl::Status CheckSaveRequest(const v1::SaveRequest& request) {
   if (!request.refusal().empty()) return RefusalOf(request.refusal());
   const v1::SaveSpec& spec = request.spec();
   const std::string& path = spec.path();
-  if (path.empty() || path[0] != '/' || path.back() == '/') {
+  if (!IsAbsolutePath(path) || path.back() == '/') {
     const bool is_folder = !spec.is_model() || spec.max_file_bytes() > 0;
     return Invalid(absl::StrCat(spec.is_model() ? "model file '" : "checkpoint '",
                                 absl::Utf8SafeCEscape(path), "' is not an absolute ",
