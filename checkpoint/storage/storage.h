@@ -7,8 +7,8 @@
 //
 // What gets a name by Publish is whole and durable before it has it, and whatever ends the process
 // or the power, the name is that of the old one or of the new one. Nothing here renames: a store of
-// objects cannot, and need not. "Objects:" says how one would do each with what such stores have:
-// conditional puts, multipart uploads, reads of ranges, lists by prefix.
+// objects cannot, and need not. "Objects:" says how one does each with what such stores have:
+// conditional puts, multipart uploads, reads of ranges, lists by prefix (docs/adr/0081).
 //
 // Paths are absolute and name their storage (storage_path.h). Thread-safe; calls for one path that
 // change something are their callers' to order. Errors of all: the storage's, with the path:
@@ -69,8 +69,7 @@ class RangeSink {
   // All of `bytes`, which no other call writes, in any process, from byte `at_bytes` of the file
   // on. `crc32` is extended by them, while they are copied or written, and `wrote` is told of
   // taken, and all before this returns. Errors: also those of earlier writes.
-  // Objects: whole parts of a multipart upload go at once; bytes of a part that ranges share go to
-  // an additional object of their own.
+  // Objects: goes, in parts, to an object of this sink's own.
   virtual absl::Status Write(ByteSource* bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
                              const Wrote& wrote = nullptr) = 0;
   absl::Status Write(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
@@ -79,7 +78,7 @@ class RangeSink {
     return Write(&memory, at_bytes, crc32, wrote);
   }
   // Makes what was written durable. Errors: also those of earlier writes.
-  // Objects: waits until the store has answered for each.
+  // Objects: finishes that object, and lists which ranges of the file it has.
   virtual absl::Status Sync() = 0;
   virtual const std::string& path() const = 0;
 };
@@ -106,11 +105,12 @@ class Storage {
 
   // Makes a file of that size, which begins with `beginning` and is otherwise zero, in place of one
   // that has the name. Not durable yet.
-  // Objects: begins a multipart upload, and puts its number at `path`, where others look for it.
+  // Objects: puts the number of this attempt below `path`, where others look for it. Every byte must
+  // be written.
   virtual absl::Status CreateFile(const std::string& path, int64_t size_bytes,
                                   absl::string_view beginning) = 0;
   // Opens what CreateFile made. `direct`: what large ranges may go through, not owned, outlives the
-  // result; null: nothing does.  Objects: reads the upload's number.
+  // result; null: nothing does.  Objects: reads the attempt's number.
   virtual absl::StatusOr<std::unique_ptr<RangeSink>> OpenToWrite(const std::string& path,
                                                                  DirectWrites* direct) = 0;
   // Makes a file of these bytes, in place of one that has the name; durable, but for its name.
@@ -120,7 +120,8 @@ class Storage {
   // After an error the one that had the name has it again, or nothing has.
   // Errors: also FailedPrecondition  a file has the name, on a file system that can neither exchange
   // two files nor link one
-  // Objects: joins what parts share, and completes the upload as `path`.
+  // Objects: a multipart upload to `path`, of ranges that the store copies from the sinks' objects.
+  // Errors: also DataLoss  bytes that nobody wrote, or two did.
   virtual absl::Status PublishFile(const std::string& partial, const std::string& path) = 0;
   // Errors: also InvalidArgument  no regular file. Never waits, also where `path` is a pipe.
   // Objects: a head of it.
@@ -131,8 +132,8 @@ class Storage {
   // --- Folders ---
 
   // In a folder that exists. Errors: also AlreadyExists.
-  // Objects: nothing: a folder is what names begin with, and one that is to be published has a
-  // prefix that no other save has.
+  // Objects: of one that is to be published, a conditional put of the object that says which prefix
+  // has its files; else nothing: a folder is what names begin with.
   virtual absl::Status MakeFolder(const std::string& path) = 0;
   // Makes what a folder has durable: its names, not what they name.  Objects: nothing.
   virtual absl::Status SyncFolder(const std::string& path) = 0;
@@ -142,16 +143,15 @@ class Storage {
   // are as before.
   // Errors: also FailedPrecondition  folders cannot be exchanged; AlreadyExists  without
   //         `exchange`, and something has the name.
-  // Objects: one conditional put of the small object that says which prefix has the files, which
-  // for a checkpoint is its manifest: with `exchange` in place of the one that was read, else where
-  // there is none.
+  // Objects: one conditional put of the small object that says which prefix has the files, in place
+  // of the version that was read.
   virtual absl::Status PublishFolder(const std::string& partial, const std::string& path,
                                      bool exchange) = 0;
-  // Undoes it, as far as that goes: not durable.  Objects: the put of what it was, or a delete.
+  // Undoes it, as far as that goes: not durable.  Objects: the same.
   virtual absl::Status UnpublishFolder(const std::string& path, const std::string& partial,
                                        bool exchange) = 0;
   // Takes the name from a folder that is to be removed, durably: it is at `partial`, where nothing
-  // is. After an error it has one of the two names.  Objects: a delete of the manifest.
+  // is. After an error it has one of the two names.  Objects: the same.
   virtual absl::Status RetireFolder(const std::string& path, const std::string& partial) = 0;
   // Errors: also FailedPrecondition or Internal  something is in it.  Objects: nothing.
   virtual absl::Status RemoveEmptyFolder(const std::string& path) = 0;
