@@ -5,6 +5,7 @@
 # of this machine's files, so that nothing of the machine changes. It applies all of the units'
 # sandbox that this kernel has. The network is loopback, and there is no udev and no D-Bus.
 set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin  # Of chroot.
 
 # skip REASON: a skipped case, by name.
 skip() {

@@ -98,7 +98,8 @@ TEST_F(MissingRankEventsTest, EpochOfAStoppedTrainerEndsWithItsRankAsTheReason) 
   ASSERT_FALSE(UndisturbedModel().empty());
   coordinator_flags_.push_back("--end-hung-epochs");
   ASSERT_NO_FATAL_FAILURE(StartUntilRank1Stops());
-  const v1::Event ended = Await(v1::EVENT_KIND_JOB_STATE, "rank 1 on worker w is missing at ");
+  const v1::Event ended =
+      Await(v1::EVENT_KIND_JOB_STATE, "STARTING: rank 1 on worker w is missing at ");
   EXPECT_EQ(ended.severity(), v1::EVENT_SEVERITY_ERROR);
   EXPECT_GT(ended.epoch(), 1);
   EXPECT_GT(Await(v1::EVENT_KIND_RANK_MISSING, "rank 1 on worker w is missing at ").number(), 0);

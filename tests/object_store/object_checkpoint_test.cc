@@ -82,6 +82,9 @@ class ObjectCheckpointTest : public testing::Test {
   CliResult Cli(std::vector<std::string> args) const {
     return RunTessera(cluster_->coordinator_address(), std::move(args));
   }
+  static CliResult FileCli(std::vector<std::string> args) {
+    return RunTessera("", std::move(args));
+  }
   static void ExpectWhole(const std::string& path) {
     ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(path));
     EXPECT_THAT(verified.damages, IsEmpty());
@@ -153,7 +156,7 @@ TEST_F(ObjectCheckpointTest, PartsOfRanksAreConsolidatedToAnyStorage) {
   const std::string file = testing::TempDir() + "/consolidated";
   std::filesystem::remove_all(file);
   for (const std::string& out : {Path("whole"), file}) {
-    const CliResult made = Cli({"consolidate", Path("parts"), "--out", out});
+    const CliResult made = FileCli({"consolidate", Path("parts"), "--out", out});
     ASSERT_EQ(made.exit_code, 0) << made.err;
     ExpectWhole(out);
     ExpectLoads(out, state);
@@ -165,21 +168,21 @@ TEST_F(ObjectCheckpointTest, CommandsForFilesReadIt) {
   ASSERT_OK(team.TrainTo(1));
   ASSERT_OK(Save(&team, Path("run/a")));
   ASSERT_OK(Save(&team, Path("run/b")));
-  const CliResult list = Cli({"checkpoints", Path("run")});
+  const CliResult list = FileCli({"checkpoints", Path("run")});
   EXPECT_THAT(list.out, AllOf(HasSubstr(Path("run/a")), HasSubstr(Path("run/b")))) << list.err;
-  const CliResult verified = Cli({"verify", Path("run/a/")});
+  const CliResult verified = FileCli({"verify", Path("run/a/")});
   EXPECT_EQ(verified.exit_code, 0) << verified.err;
-  const CliResult tensors = Cli({"ls", Path("run/a")});
+  const CliResult tensors = FileCli({"ls", Path("run/a")});
   EXPECT_EQ(tensors.exit_code, 0) << tensors.err;
   EXPECT_THAT(tensors.out, HasSubstr("optimizer"));
-  const CliResult diff = Cli({"diff", Path("run/a"), Path("run/b")});
+  const CliResult diff = FileCli({"diff", Path("run/a"), Path("run/b")});
   EXPECT_EQ(diff.exit_code, 0) << diff.out << diff.err;
   // Damage is found by the manifest's checksums.
   for (const std::string& key : store_->Keys()) {
     if (absl::StartsWith(key, "run/b/") && absl::EndsWith(key, "/trainer-00000.bin"))
       store_->Ask({{"do", "put"}, {"key", key}, {"text", "rank 9"}});
   }
-  const CliResult damaged = Cli({"verify", Path("run/b")});
+  const CliResult damaged = FileCli({"verify", Path("run/b")});
   EXPECT_EQ(damaged.exit_code, 1);
   EXPECT_THAT(damaged.out + damaged.err, HasSubstr("trainer-00000.bin"));
 }

@@ -19,7 +19,7 @@
 namespace tessera::testing_support {
 
 CliResult RunTessera(const std::string& coordinator, std::vector<std::string> args) {
-  args.push_back("--coordinator=" + coordinator);
+  if (!coordinator.empty()) args.push_back("--coordinator=" + coordinator);
   std::ostringstream out, err;
   CliResult result;
   result.exit_code = cli::RunCli(args, {&out, &err, false});

@@ -18,7 +18,7 @@ struct CliResult {
   int exit_code = 0;
   std::string out, err;
 };
-// `tessera` with these arguments and --coordinator.
+// `tessera` with these arguments and, if it is not empty, --coordinator.
 CliResult RunTessera(const std::string& coordinator, std::vector<std::string> args);
 
 // By name: the dtype and the bytes of each tensor of a file or checkpoint.

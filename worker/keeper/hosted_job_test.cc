@@ -29,7 +29,9 @@ using HostedJobTest = HostedJobFixture;
 // Executors of threads whose end nobody sees before `may_end`.
 class UndyingLauncher : public ExecutorLauncher {
  public:
-  explicit UndyingLauncher(absl::Notification* may_end) : may_end_(may_end) {}
+  // Executors may outlive the test's body, which ends with the job.
+  explicit UndyingLauncher(std::shared_ptr<absl::Notification> may_end)
+      : may_end_(std::move(may_end)) {}
   absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
                                                           const std::string& label) override {
     UniqueFd other(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
@@ -41,8 +43,9 @@ class UndyingLauncher : public ExecutorLauncher {
  private:
   class Undying : public RunningExecutor {
    public:
-    Undying(std::unique_ptr<RunningExecutor> thread, UniqueFd socket, absl::Notification* may_end)
-        : thread_(std::move(thread)), socket_(std::move(socket)), may_end_(may_end) {}
+    Undying(std::unique_ptr<RunningExecutor> thread, UniqueFd socket,
+            std::shared_ptr<absl::Notification> may_end)
+        : thread_(std::move(thread)), socket_(std::move(socket)), may_end_(std::move(may_end)) {}
     int pid() const override { return thread_->pid(); }
     void Kill() override { shutdown(socket_.get(), SHUT_RDWR); }
     std::string Wait() override { return thread_->Wait(); }
@@ -54,15 +57,15 @@ class UndyingLauncher : public ExecutorLauncher {
    private:
     const std::unique_ptr<RunningExecutor> thread_;
     const UniqueFd socket_;
-    absl::Notification* const may_end_;
+    const std::shared_ptr<absl::Notification> may_end_;
   };
   const std::unique_ptr<ExecutorLauncher> threads_ = NewThreadLauncher();
-  absl::Notification* const may_end_;
+  const std::shared_ptr<absl::Notification> may_end_;
 };
 
 TEST_F(HostedJobTest, ExecutorThatDoesNotDieIsToldWithItsStateAndTheNextFollowsItsEnd) {
-  absl::Notification may_end;
-  Host(std::make_unique<UndyingLauncher>(&may_end), 1, absl::Milliseconds(20));
+  const auto may_end = std::make_shared<absl::Notification>();
+  Host(std::make_unique<UndyingLauncher>(may_end), 1, absl::Milliseconds(20));
   ASSERT_OK(created_);
   Start(1);
   ControlPage* page = job_->regions().control(Rank(0));
@@ -77,7 +80,7 @@ TEST_F(HostedJobTest, ExecutorThatDoesNotDieIsToldWithItsStateAndTheNextFollowsI
       << "of its trainer";
   Prepare(2);
   EXPECT_EQ(Await(v1::WorkerEvent::kFailure).failure().reason(), reason) << "the next one, too";
-  may_end.Notify();
+  may_end->Notify();
   Prepare(3);
   EXPECT_EQ(Await(v1::WorkerEvent::kPrepared).prepared().epoch(), 3);
 }

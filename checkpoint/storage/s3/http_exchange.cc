@@ -97,6 +97,7 @@ struct State {
   absl::Span<char> into;
   size_t taken_bytes = 0;
   bool is_too_large = false;
+  bool has_all_headers = false;
   HttpAnswer answer;
 };
 
@@ -133,6 +134,7 @@ size_t TakeHeader(char* data, size_t size, size_t count, void* user) {
   const absl::string_view line(data, size * count);
   // A new status line: what came with an earlier one ("100 Continue") is over.
   if (absl::StartsWith(line, "HTTP/")) state->answer.headers.clear();
+  state->has_all_headers = line == "\r\n" || line == "\n";
   const size_t colon = line.find(':');
   if (colon != absl::string_view::npos && line.size() <= kMaxHeaderBytes &&
       state->answer.headers.size() < kMaxHeaders) {
@@ -287,6 +289,9 @@ class Performer {
     } else if (code != CURLE_OK) {
       answer.failure = *why != '\0' ? why : curl_.easy_strerror(code);
       answer.is_transient = IsTransient(code);
+    } else if (!state_.has_all_headers) {  // Which libcurl takes for an answer without a body.
+      answer.failure = "its answer ends within the headers";
+      answer.is_transient = true;
     } else if (answer.is_success() && state_.taken_bytes < request_.into.size()) {
       answer.failure = absl::StrCat("its answer has ", state_.taken_bytes, " of ",
                                     request_.into.size(), " bytes");

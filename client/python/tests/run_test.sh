@@ -5,6 +5,7 @@ set -eu
 folder=client/python
 export TESSERA_LIBRARY="$PWD/client/c/libtessera.so" TESSERA_PROGRAMS="$PWD/$folder/tests/programs"
 export PYTHONPATH="$PWD/$folder:$PWD/$folder/tests" PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
+export PATH="$PATH:/usr/sbin:/sbin" # Of daemons that suites start.
 mkdir -p "$TESSERA_PROGRAMS"
 for program in client/cli/tessera coordinator/tessera-coordinator worker/tessera-worker \
   worker/tessera-executor; do
