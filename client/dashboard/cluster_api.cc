@@ -18,7 +18,6 @@
 #include "client/cli/jobs_client.h"
 #include "client/cli/saves_client.h"
 #include "client/cli/worker_client.h"
-#include "client/dashboard/events_reader.h"
 #include "client/dashboard/shared_answers.h"
 #include "nlohmann/json.hpp"
 
@@ -92,12 +91,8 @@ void LeaveNamesOut(v1::Job* job) {
 class GrpcClusterApi : public ClusterApi {
  public:
   GrpcClusterApi(std::unique_ptr<cli::JobsClient> jobs, std::unique_ptr<cli::SavesClient> saves,
-                 std::unique_ptr<EventsReader> events,
                  std::vector<std::unique_ptr<cli::WorkerClient>> workers)
-      : jobs_(std::move(jobs)),
-        saves_(std::move(saves)),
-        events_(std::move(events)),
-        workers_(std::move(workers)) {}
+      : jobs_(std::move(jobs)), saves_(std::move(saves)), workers_(std::move(workers)) {}
 
   std::map<std::string, HttpPage> Pages() override {
     return {
@@ -171,7 +166,9 @@ class GrpcClusterApi : public ClusterApi {
       ASSIGN_OR_RETURN(after,
                        WholeNumberOf(parameters, "after", std::numeric_limits<int64_t>::max()));
     }
-    ASSIGN_OR_RETURN(const v1::ListEventsResponse events, events_->ListAfter(after));
+    v1::ListEventsRequest request;
+    request.set_after_number(after);
+    ASSIGN_OR_RETURN(const v1::ListEventsResponse events, jobs_->ListEvents(request));
     return JsonReply(events);
   }
 
@@ -219,7 +216,6 @@ class GrpcClusterApi : public ClusterApi {
 
   const std::unique_ptr<cli::JobsClient> jobs_;
   const std::unique_ptr<cli::SavesClient> saves_;
-  const std::unique_ptr<EventsReader> events_;
   const std::vector<std::unique_ptr<cli::WorkerClient>> workers_;
   SharedAnswers answers_{SharedAnswers::Options()};
 };
@@ -229,13 +225,11 @@ class GrpcClusterApi : public ClusterApi {
 absl::StatusOr<std::unique_ptr<ClusterApi>> ClusterApi::Create(const ClusterEndpoints& endpoints) {
   ASSIGN_OR_RETURN(auto jobs, cli::JobsClient::Create(endpoints.coordinator));
   ASSIGN_OR_RETURN(auto saves, cli::SavesClient::Create(endpoints.coordinator));
-  ASSIGN_OR_RETURN(auto events, EventsReader::Create(endpoints.coordinator));
   std::vector<std::unique_ptr<cli::WorkerClient>> workers;
   for (const cli::Endpoint& endpoint : endpoints.workers) {
     ASSIGN_OR_RETURN(workers.emplace_back(), cli::WorkerClient::Create(endpoint));
   }
-  return std::make_unique<GrpcClusterApi>(std::move(jobs), std::move(saves), std::move(events),
-                                          std::move(workers));
+  return std::make_unique<GrpcClusterApi>(std::move(jobs), std::move(saves), std::move(workers));
 }
 
 }  // namespace tessera::dashboard

@@ -4,7 +4,7 @@
 //   /api/jobs?after=ID        a page of ListJobsResponse, without models and names of parameters
 //   /api/job?id=ID            Job, likewise
 //   /api/workers              ListWorkersResponse
-//   /api/events?after=NUMBER  ListEventsResponse; of a coordinator without events, an empty one
+//   /api/events?after=NUMBER  ListEventsResponse
 //   /api/saves?job=ID         ListCheckpointsResponse
 //   /api/rank?job=ID&rank=N   DumpRankResponse of the worker that has the rank
 //   /api/trace?job=ID&rank=N  the same as a trace that Perfetto opens
