@@ -1,6 +1,8 @@
 // Opening, values, windows, gradients and steps: a thin layer over Session.
 #include "tessera/session.h"
 
+#include <stdlib.h>
+
 #include <cmath>
 #include <limits>
 #include <map>
@@ -190,6 +192,14 @@ int tessera_open(const tessera_open_options* options, tessera_session** out) {
 }
 
 void tessera_close(tessera_session* session) { delete session; }
+void tessera_close_at_exit(tessera_session* session) {
+  const auto close = [](int exit_status, void* closed) {
+    auto* const of_program = static_cast<tessera_session*>(closed);
+    if (exit_status != 0) of_program->session->state().is_unfinished = true;
+    delete of_program;
+  };
+  if (on_exit(close, session) != 0) delete session;  // Memory is short.
+}
 
 int tessera_rank(const tessera_session* session) { return session->session->rank(); }
 int tessera_world_size(const tessera_session* session) {

@@ -114,8 +114,11 @@ typedef struct tessera_open_options {
 /* Creates the job if no other rank has, and attaches. Errors: those of Session::Open
  * (tessera/session.h). */
 TESSERA_API int tessera_open(const tessera_open_options* options, tessera_session** out);
-/* Detaches. May be null. */
+/* Detaches. May be null. The job is completed once all ranks are closed, none of them within a step
+ * or after a step that failed. */
 TESSERA_API void tessera_close(tessera_session* session);
+/* The same when the process calls exit(). A status other than 0 does not complete the job. */
+TESSERA_API void tessera_close_at_exit(tessera_session* session);
 
 TESSERA_API int tessera_rank(const tessera_session* session);
 TESSERA_API int tessera_world_size(const tessera_session* session);

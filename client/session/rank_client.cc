@@ -245,7 +245,7 @@ absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {
   return absl::OkStatus();
 }
 
-void RankClient::Detach(bool idle, bool within_step) {
+void RankClient::Detach(bool idle, bool done) {
   if (!attached()) return;
   // An executor that has nothing left to do leaves its epoch without ending it for others. Within a
   // step it waits for other ranks, which will never come.
@@ -260,7 +260,7 @@ void RankClient::Detach(bool idle, bool within_step) {
   pollfd lease = {lease_.get(), POLLOUT, 0};
   (void)poll(&lease, 1, timeout_ms);  // Reports may fill the socket of a worker that is slow.
   v1::LocalRequest detach;
-  detach.mutable_detach()->set_within_step(within_step);
+  detach.mutable_detach()->set_within_step(!done);
   // A worker that is gone sees the end of the socket instead.
   (void)SendPacket(lease_.get(), EncodeRequest(std::move(detach)), {}, /*wait=*/false);
   // Once the worker knows, which closes the lease then, another trainer may attach, and the end of

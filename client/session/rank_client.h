@@ -51,8 +51,8 @@ class RankClient {
   // `take_over` does what it left.
   absl::Status Begin(absl::Time deadline, absl::FunctionRef<absl::Status()> take_over);
   // `idle`: an executor in this process has nothing to do in its epoch, and is left to finish.
-  // `within_step`: gradients of a step are begun.
-  void Detach(bool idle, bool within_step);
+  // `done`: once all ranks are, the job is completed.
+  void Detach(bool idle, bool done);
   // See Session::Report.
   absl::Status Report(const std::map<std::string, double>& values) const;
   bool attached() const { return lease_.valid(); }

@@ -1,5 +1,6 @@
 #include "tessera/session.h"
 
+#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -88,9 +89,11 @@ Session::~Session() {
   if (!client.attached()) return;
   // Only an executor in this process needs to be idle. Otherwise the next trainer takes it up.
   const bool is_within_step = within_step();
+  // Before Drop, which leaves the step.
+  const bool is_done = !is_within_step && !state_->is_unfinished && std::uncaught_exceptions() == 0;
   client.Detach(/*idle=*/client.hosts_executor() && !is_within_step && !client.EpochIsOver() &&
                     state_->slots.Drop().ok(),
-                is_within_step);
+                is_done);
 }
 
 const ModelLayout& Session::layout() const { return state_->client.layout(); }
@@ -218,9 +221,12 @@ std::optional<int> Session::HolderOfSlot(int unit) const { return state_->slots.
 bool Session::within_step() const { return state_->slots.within_step(); }
 
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
-  ASSIGN_OR_RETURN(const StepResult step, state_->steps.Step(options));
+  absl::StatusOr<StepResult> step = state_->steps.Step(options);
+  // A step that was undone is done again, or was decided.
+  state_->is_unfinished = !step.ok() && !absl::IsAborted(step.status());
+  RETURN_IF_ERROR(step.status());
   // All ranks heard of the request in the step's result, so all save now.
-  if (!step.skipped) StateAccess(this).SaveWanted();
+  if (!step->skipped) StateAccess(this).SaveWanted();
   return step;
 }
 
@@ -244,11 +250,18 @@ absl::Status Session::Save(const std::string& path) {
   return StateAccess(this).Call(OpKind::kSave, request.SerializeAsString()).status();
 }
 
-absl::Status Session::Fail(const absl::Status& cause) { return state_->client.Fail(cause); }
+absl::Status Session::Fail(const absl::Status& cause) {
+  state_->is_unfinished = true;
+  return state_->client.Fail(cause);
+}
 absl::Status Session::Recover() { return state_->client.Recover(); }
 
 absl::Status Session::RunStep(const std::function<absl::Status()>& step_body) {
-  return state_->steps.Run(step_body);
+  // First: the body may leave by an exception.
+  state_->is_unfinished = true;
+  RETURN_IF_ERROR(state_->steps.Run(step_body));
+  state_->is_unfinished = false;
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

@@ -34,6 +34,7 @@ struct SessionState {
   GradientSlots slots{&client};
   GradientReducer reducer{&client, &windows, &slots};
   StepProtocol steps{&client, &windows, &slots, &reducer};
+  bool is_unfinished = false;  // Its last step failed, or its program does: the job is not done.
   std::function<std::string(int64_t number)> wanted_save_request;  // See StateAccess::SaveWanted.
   std::shared_ptr<const TrainerTensors> trainer_tensors;           // Null: none.
 };

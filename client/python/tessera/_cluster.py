@@ -63,6 +63,11 @@ def is_initialized() -> bool:
     return _context is not None
 
 
+def is_own() -> bool:
+    """Whether the job's coordinator and worker are this process's."""
+    return _own is not None
+
+
 def _number(name: str) -> int | None:
     text = os.environ.get(name)
     if text is None or text == "":

@@ -166,6 +166,7 @@ _VALUES = {
     "set_error": (None, [_S]),
     "free": (None, [_P]),
     "close": (None, [_P]),
+    "close_at_exit": (None, [_P]),
     "rank": (_I, [_P]),
     "world_size": (_I, [_P]),
     "num_units": (_I, [_P]),

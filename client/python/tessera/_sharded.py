@@ -24,8 +24,11 @@ _attached: "weakref.WeakSet[Sharded]" = weakref.WeakSet()
 
 @atexit.register
 def _detach_all() -> None:
+    # The library sees the process's exit status, which is not known here. The worker of a cluster of
+    # this process ends before that.
+    close = lib.close if _cluster.is_own() else lib.close_at_exit
     for sharded in list(_attached):
-        sharded.detach()
+        sharded.detach_by(close)
 
 
 class Sharded:
@@ -127,7 +130,16 @@ class Sharded:
         return self._job or self._context.job
 
     def detach(self) -> None:
-        """Leaves the job. Parameters are empty afterwards. Not within run_step() or a closure."""
+        """Leaves the job. Parameters are empty afterwards. Not within run_step() or a closure.
+
+        The job is COMPLETED once all ranks have left, by this or by the end of their programs. A
+        program that ends by an exception, or with an exit status other than 0, or after a step that
+        failed, does not complete it: it waits for trainers.
+        """
+        self.detach_by(lib.close)
+
+    def detach_by(self, close) -> None:
+        """close: of the library."""
         if not self.attached:
             return
         if self._runs_step:
@@ -148,7 +160,7 @@ class Sharded:
                 for parameter in unit.parameters:
                     parameter.data = torch.empty(0, dtype=parameter.dtype)
                     parameter.grad = None
-        lib.close(session)
+        close(session)
         self._context.leave()
 
     def _check_alike(self) -> None:

@@ -1,5 +1,6 @@
 """Several ranks, each a process: beside one plain module, and through the death of a process."""
 
+import json
 import os
 import pathlib
 import signal
@@ -141,6 +142,72 @@ class RanksTest(unittest.TestCase):
         self.assertNotEqual(first.returncode, 0)
         self.assertIn("bad batch", output)
         self.assertIn("rank 1", output)
+
+    def tessera(self, addresses, *arguments):
+        command = [os.path.join(os.environ["TESSERA_PROGRAMS"], "tessera"), *arguments,
+                   "--coordinator", addresses["TESSERA_COORDINATOR"]]
+        return subprocess.run(command, check=True, capture_output=True, text=True,
+                              timeout=60).stdout
+
+    def await_completion(self, addresses, step):
+        deadline = time.monotonic() + 60
+        while True:
+            job = json.loads(self.tessera(addresses, "jobs", "--json"))["jobs"][0]
+            if job["state"] == "COMPLETED":
+                self.assertEqual(job["committed_step"], step)
+                return
+            self.assertLess(time.monotonic(), deadline, job)
+
+    def test_only_an_orderly_end_completes_the_job(self):
+        script = self.folder / "ends.py"
+        script.write_text("""
+import sys, torch, tessera
+steps, end = int(sys.argv[1]), sys.argv[2]
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(3, 1))
+opt = tessera.SGD(model, lr=0.1)
+
+def closure():
+    if model.tessera.next_step > steps:
+        raise ValueError("bad batch")
+    loss = model(torch.ones(2, 3)).square().mean()
+    loss.backward()
+    return loss
+
+while model.tessera.next_step <= steps:
+    opt.step(closure)
+if end == "raise":
+    raise ValueError("bad evaluation")
+if end == "in_step":
+    opt.step(closure)
+if end == "caught":
+    try:
+        opt.step(closure)
+    except (ValueError, tessera.TesseraError):
+        pass
+sys.exit(3 if end == "exit" else 0)
+""")
+        addresses = self.cluster("ends", 2)
+
+        def run(steps, end):
+            processes = [subprocess.Popen(
+                [sys.executable, script, str(steps), end], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env={**os.environ, **addresses, "RANK": str(rank), "WORLD_SIZE": "2"})
+                for rank in range(2)]
+            self.processes += processes
+            return [(p.communicate(timeout=120)[0], p.returncode) for p in processes]
+
+        for step, (end, status) in enumerate(
+                (("raise", 1), ("exit", 3), ("caught", 0), ("in_step", 1)), start=1):
+            with self.subTest(end):
+                ended = run(step, end)
+                self.assertEqual([code for _, code in ended], [status] * 2, ended)
+        ended = run(5, "well")
+        self.assertEqual([code for _, code in ended], [0, 0], ended)
+        self.await_completion(addresses, 5)
+        # The next trainers came to a job that was not completed, each time.
+        self.assertEqual(self.tessera(addresses, "events").count("COMPLETED"), 1)
 
     def test_torchruns_variables_are_enough(self):
         out = self.folder / "torchrun.pt"
