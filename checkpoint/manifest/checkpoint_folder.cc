@@ -25,12 +25,31 @@ std::string ManifestPath(const std::string& folder) {
   return absl::StrCat(folder, "/", kManifestName);
 }
 
+// Why `name` cannot be read in `path`. A model's file or folder is a common mistake.
+absl::Status WhyNoManifest(const std::string& path, absl::string_view name,
+                           const absl::Status& why) {
+  ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
+  const absl::StatusOr<std::optional<EntryInfo>> entry = storage->Look(path);
+  const bool is_there = entry.ok() && entry->has_value();
+  if (is_there && (*entry)->kind == EntryInfo::Kind::kFile) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is a file, and a checkpoint is a folder with ", name,
+                     ". Of a model's file, `tessera ls` checks names, shapes and size"));
+  }
+  if (is_there && absl::IsNotFound(why)) {
+    return absl::NotFoundError(absl::StrCat(path, " is not a checkpoint: it has no ", name,
+                                            ". `tessera checkpoints` lists those in a folder"));
+  }
+  return why;
+}
+
 template <typename Decode>
 absl::StatusOr<Manifest> Read(const std::string& path, absl::string_view name, Decode decode) {
   RETURN_IF_ERROR(StorageOf(path).status());  // Whose error has the path as it was given.
-  ASSIGN_OR_RETURN(const std::string text,
-                   ReadWholeFile(absl::StrCat(path, "/", name), kMaxManifestBytes));
-  absl::StatusOr<Manifest> manifest = decode(text);
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(absl::StrCat(path, "/", name), kMaxManifestBytes);
+  if (!text.ok()) return WhyNoManifest(path, name, text.status());
+  absl::StatusOr<Manifest> manifest = decode(*text);
   if (!manifest.ok()) return Annotate(manifest.status(), path);
   return manifest;
 }

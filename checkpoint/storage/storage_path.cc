@@ -86,6 +86,12 @@ absl::StatusOr<std::string> PlainPath(absl::string_view path) {
       absl::StrCat("path '", Shown(path), "': ", kFile, kMark, " is followed by an absolute path"));
 }
 
+std::string WithoutSlashes(std::string path) {
+  // Those of "s3://" are not at the end of a path, and without them it would be a folder "s3:".
+  while (path.size() > 1 && path.back() == '/' && !absl::EndsWith(path, kMark)) path.pop_back();
+  return path;
+}
+
 std::string PartialPath(const std::string& path) { return absl::StrCat(path, kPartialSuffix); }
 
 bool IsAbsolutePath(absl::string_view path) {

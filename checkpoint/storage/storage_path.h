@@ -29,6 +29,9 @@ absl::StatusOr<std::string> PlainPath(absl::string_view path);
 // plain.
 bool IsAbsolutePath(absl::string_view path);
 
+// Without the slashes at its end. "/" and "s3://" stay.
+std::string WithoutSlashes(std::string path);
+
 // Where a save to `path` is written until it is finished.
 std::string PartialPath(const std::string& path);
 // Errors: InvalidArgument  the last name is too long for that, or it names a bucket itself.

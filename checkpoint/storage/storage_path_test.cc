@@ -53,6 +53,12 @@ TEST(StoragePathTest, PathsInObjectStoresArePlainAndAbsoluteAndLeadNowhereElse) 
   EXPECT_EQ(AbsolutePath("s3://bucket/c").value_or("error"), "s3://bucket/c");
   for (const char* path : {"s3://bucket/../c", "s3://b/c", "s3://"})
     EXPECT_THAT(PlainPath(path), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(path)));
+  EXPECT_EQ(WithoutSlashes("/data/c//"), "/data/c");
+  EXPECT_EQ(WithoutSlashes("/"), "/");
+  EXPECT_EQ(WithoutSlashes("s3://b/c/"), "s3://b/c");
+  // Which is an error that says so, and no folder "s3:".
+  EXPECT_THAT(PlainPath(WithoutSlashes("s3://")),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("it names no bucket")));
   EXPECT_TRUE(IsAbsolutePath("s3://bucket/c"));
   EXPECT_TRUE(IsAbsolutePath("/c"));
   for (const char* path : {"", "c", "gs://bucket/c"}) EXPECT_FALSE(IsAbsolutePath(path)) << path;

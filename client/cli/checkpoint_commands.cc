@@ -27,11 +27,6 @@ struct Flags {
   bool json = false;
 };
 
-std::string WithoutSlash(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
-
 CLI::App* AddCommand(CLI::App* app, const char* name, const char* help, Flags* flags) {
   CLI::App* command = app->add_subcommand(name, help);
   command->add_option("path", flags->path, "the folder");
@@ -81,7 +76,7 @@ void WriteVerificationJson(const Verification& found, const Console& console) {
 }
 
 absl::Status RunVerify(const Flags& flags, const Console& console) {
-  ASSIGN_OR_RETURN(const std::string path, PlainPath(WithoutSlash(flags.path)));
+  ASSIGN_OR_RETURN(const std::string path, PlainPath(WithoutSlashes(flags.path)));
   Verification found;
   // In a scope of its own, so that the line has ended before anything else is written.
   {

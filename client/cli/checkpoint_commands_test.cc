@@ -57,6 +57,19 @@ class CheckpointCommandsTest : public testing::Test {
   std::string folder_;
 };
 
+TEST_F(CheckpointCommandsTest, VerifyingSomethingElseThanACheckpointSaysWhatItIs) {
+  const std::string file = folder_ + "/model.safetensors";
+  ASSERT_OK(WriteWholeFile(file, "weights"));
+  EXPECT_THAT(Invoke({"verify", file}).err,
+              AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr(file + " is a file"),
+                    HasSubstr("`tessera ls`")));
+  EXPECT_THAT(Invoke({"verify", folder_}).err,
+              AllOf(HasSubstr("NOT_FOUND"), HasSubstr(folder_ + " is not a checkpoint"),
+                    HasSubstr("`tessera checkpoints`")));
+  for (const char* command : {"verify", "checkpoints"})
+    EXPECT_THAT(Invoke({command, "s3://"}).err, HasSubstr("it names no bucket"));
+}
+
 TEST_F(CheckpointCommandsTest, ListsThemByStepAndNothingElse) {
   EXPECT_EQ(Invoke({"checkpoints", folder_}).out, "no checkpoints\n");
   Make("b", 200);

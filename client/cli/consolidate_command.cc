@@ -34,7 +34,7 @@ absl::StatusOr<std::string> OutOf(const Flags& flags) {
   ASSIGN_OR_RETURN(std::string absolute, AbsolutePath(flags.out));
   if (SchemeOf(absolute).empty())  // Keys of objects are not normalized.
     absolute = std::filesystem::path(absolute).lexically_normal().string();
-  while (absolute.size() > 1 && absolute.back() == '/') absolute.pop_back();
+  absolute = WithoutSlashes(std::move(absolute));
   return absolute;
 }
 

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "checkpoint/storage/storage_path.h"
 #include "client/cli/endpoint_flags.h"
 #include "client/cli/save_view.h"
 #include "client/cli/saves_client.h"
@@ -49,7 +50,7 @@ v1::RequestSaveRequest RequestOf(const Flags& flags) {
   request.set_job_id(flags.job);
   SaveSpec spec = flags.spec;
   // The coordinator refuses a path that ends with a slash.
-  while (spec.path.size() > 1 && spec.path.back() == '/') spec.path.pop_back();
+  spec.path = WithoutSlashes(std::move(spec.path));
   spec.options.in_background = !flags.in_foreground;
   spec.options.overwrite = !flags.no_overwrite;
   *request.mutable_spec() = EncodeSaveSpec(spec);

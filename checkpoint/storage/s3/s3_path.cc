@@ -54,6 +54,7 @@ absl::StatusOr<S3Path> ParsePath(absl::string_view path) {
   const size_t slash = rest.find('/');
   S3Path parsed;
   parsed.bucket = std::string(rest.substr(0, slash));
+  if (parsed.bucket.empty()) return Invalid(path, "it names no bucket: s3://BUCKET/KEY");
   if (!IsBucketName(parsed.bucket)) {
     return Invalid(path,
                    absl::StrCat("'", PrintableUtf8(Utf8Prefix(parsed.bucket, kMaxShownBytes)),
