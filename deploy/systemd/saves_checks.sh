@@ -53,10 +53,10 @@ trained_by tessera 20 $checkpoints/model.safetensors || fail "a trainer of the w
 tessera ls $checkpoints/model.safetensors >/dev/null || fail "its model cannot be read"
 forget
 
-# As docs/operations/install.md says.
-install -d -o tessera -g tessera "$checkpoints/$(id -u visitor)"
+# Its first save makes the folder, as docs/operations/install.md says.
 trained_by visitor 20 $checkpoints/4711/model.safetensors || fail "a trainer of another user"
 [ -f $checkpoints/4711/model.safetensors ] || fail "it saved nothing"
+[ "$(stat -c '%U %a' $checkpoints/4711)" = 'tessera 750' ] || fail "another owner or mode of its folder"
 forget
 expect_refusal "--save-root" trained_by visitor 20 $checkpoints/4712/model.safetensors
 forget

@@ -29,7 +29,8 @@ class OtherUserTest : public ProcessCluster {
     if (geteuid() != 0) GTEST_SKIP() << "needs root, to be another user";
     ProcessCluster::SetUp();
     ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
-    std::filesystem::create_directories(folder_ + "/saves/65534");
+    // The owner's folder is made by its first save.
+    std::filesystem::create_directories(folder_ + "/saves");
     coordinator_flags_ = {"--save-root=" + folder_ + "/saves/{owner}"};
     model_name_ = "/saves/65534/model.safetensors";
     trainer_uid_ = kOwner;
@@ -42,6 +43,9 @@ TEST_F(OtherUserTest, OwnerTrainsAndSavesToTheSameBits) {
   StartAll();
   EXPECT_EQ(Finish(), UndisturbedModel());
   EXPECT_THAT(ReadFile(folder_ + "/worker.log"), HasSubstr("of user 65534"));
+  EXPECT_EQ(std::filesystem::status(folder_ + "/saves/65534").permissions() &
+                std::filesystem::perms::others_all,
+            std::filesystem::perms::none);
 }
 
 TEST_F(OtherUserTest, ExecutorsEndBeforeTheWorkerWhereMemoryRunsOut) {
@@ -75,6 +79,7 @@ TEST_F(OtherUserTest, TrainersSaveBelowTheOwnersFolderAlone) {
 
 TEST_F(OtherUserTest, LinkOutOfTheOwnersFolderLeadsNoSaveElsewhere) {
   std::filesystem::create_directory(folder_ + "/elsewhere");
+  std::filesystem::create_directory(folder_ + "/saves/65534");
   std::filesystem::create_symlink(folder_ + "/elsewhere", folder_ + "/saves/65534/link");
   model_name_ = "/saves/65534/link/model.safetensors";
   StartAll();

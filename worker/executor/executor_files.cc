@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/storage/save_root.h"
 #include "checkpoint/storage/storage_path.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/engine/agreed_error.h"
@@ -76,10 +77,18 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
   RETURN_IF_ERROR(CheckSaveRequest(*request));
   // A requested save may go below its own root alone.
   const std::string& root = request->spec().root();
-  if (!root.empty()) return CheckBelow(request->spec().path(), {root});
+  if (!root.empty()) {
+    RETURN_IF_ERROR(CheckBelow(request->spec().path(), {root}));
+    return MakeSaveRoot(root);
+  }
   // The coordinator has checked a request's path, as far as it can.
-  return request->request_number() != 0 ? absl::OkStatus()
-                                        : CheckTrainersPath(request->spec().path());
+  if (request->request_number() != 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckTrainersPath(request->spec().path()));
+  if (!memory_.had_foreign_trainer()) return absl::OkStatus();
+  for (const std::string& own : memory_.save_roots) {
+    if (CheckBelow(request->spec().path(), {own}).ok()) return MakeSaveRoot(own);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<PriorAttempt> ExecutorFiles::Prepare(const v1::SaveRequest& request,
