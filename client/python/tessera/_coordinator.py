@@ -7,8 +7,7 @@ import subprocess
 import time
 
 from ._daemons import programs_folder
-from ._hub import say
-from .errors import TesseraError
+from ._hub import LOST, JobEnded, say
 
 _RETRY_SECONDS = 1.0
 _CALL_SECONDS = 60.0
@@ -17,7 +16,7 @@ _CALL_SECONDS = 60.0
 def delete_job(address: str, job: str, flags: list[str], seconds: float) -> None:
     """Deletes the job there, if there is one. Waits so long for the coordinator to answer.
 
-    Errors: DEADLINE_EXCEEDED  it does not, or refuses; with its last answer
+    Errors: JobEnded  it does not, or refuses; with its last answer
     """
     deadline, said = time.monotonic() + seconds, None
     while True:
@@ -25,8 +24,8 @@ def delete_job(address: str, job: str, flags: list[str], seconds: float) -> None
         if why is None:
             return
         if time.monotonic() > deadline:
-            raise TesseraError(f"the coordinator at {address} did not answer within "
-                               f"{seconds:.0f} s: {why}", "DEADLINE_EXCEEDED")
+            raise JobEnded(f"the coordinator at {address} did not answer within "
+                           f"{seconds:.0f} s: {why}", LOST)
         if why != said:
             say(f"node 0 waits for the coordinator at {address}, up to {seconds:.0f} s: {why}")
             said = why

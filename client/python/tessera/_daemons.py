@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 
+from ._hub import LOST, JobEnded
 from .errors import TesseraError
 
 _WAIT_SECONDS = 60.0
@@ -96,11 +97,11 @@ class Daemons:
             time.sleep(0.01)
 
     def check(self) -> None:
-        """Errors: UNAVAILABLE  the coordinator or the worker has ended."""
+        """Errors: JobEnded  the coordinator or the worker has ended."""
         for name, process in self.processes:
             if process.poll() is not None:
-                raise TesseraError(f"the {name} ended with status {process.returncode}; its log "
-                                   f"ends:\n{self._log(name)}", "UNAVAILABLE")
+                raise JobEnded(f"the {name} ended with status {process.returncode}; its log "
+                               f"ends:\n{self._log(name)}", LOST)
 
     def _log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]

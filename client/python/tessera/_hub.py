@@ -22,8 +22,20 @@ import socket
 import ssl
 import sys
 
+from .errors import TesseraError
+
 _HELLO_SECONDS = 30.0
+# Of a job that another try may bring to its end, as sysexits.h has it: EX_TEMPFAIL.
+LOST = 75
 GOODBYE_SECONDS = 5.0
+
+
+class JobEnded(TesseraError):
+    """The job has ended with this status for all launchers."""
+
+    def __init__(self, reason: str, status: int):
+        super().__init__(reason, "ABORTED")
+        self.status = status
 
 
 def say(text: str) -> None:
@@ -77,7 +89,7 @@ class Hub:
         self._members: dict[int, asyncio.StreamWriter] = {}
         self._done: set[int] = set()
         self._begin: dict | None = None  # What was said when all had joined.
-        self._ending: str | None = None
+        self._ending: dict | None = None  # What is said at the end: its reason and its status.
 
     async def serve(self, listener: socket.socket) -> None:
         self._empty = asyncio.Event()
@@ -87,7 +99,7 @@ class Hub:
 
     async def close(self) -> None:
         """Waits until the others have read how it ended."""
-        self._end("node 0 has ended")
+        self._end("node 0 has ended", LOST)
         self._listener.close()
         try:
             await asyncio.wait_for(self._empty.wait(), GOODBYE_SECONDS)
@@ -122,15 +134,15 @@ class Hub:
         if refusal is not None:
             refusal = f"node {node} ({where}) cannot join: {refusal}"
             say(refusal)
-            send(writer, end=refusal)
+            send(writer, end=refusal, status=1)
             # All were to have the same, so the job cannot begin. A second launcher of a node that
             # is there disturbs nothing.
             if is_known and self._begin is None and node not in self._members:
-                self._end(refusal)
+                self._end(refusal, 1)
             return None
         self._members[node] = writer
         if self._ending is not None:
-            send(writer, end=self._ending)
+            send(writer, **self._ending)
         elif self._begin is not None:
             say(f"node {node} ({where}) takes its place again")
             send(writer, begin=self._begin)
@@ -161,18 +173,18 @@ class Hub:
 
     def _take(self, node: int, message: dict) -> None:
         if "failed" in message:
-            self._end(f"node {node}: {message['failed']}")
+            self._end(f"node {node}: {message['failed']}", int(message["status"]))
         elif "leaves" in message:
             reason = f"node {node}: {message['leaves']}"
             if self._can_be_replaced(node):
                 say(reason)
-                send(self._members[node], end=reason)
+                send(self._members[node], end=reason, status=LOST)
             else:
-                self._end(reason)
+                self._end(reason, LOST)
         elif message.get("done"):
             self._done.add(node)
             if len(self._done) == self._plan["--nnodes"]:
-                self._end("")
+                self._end("", 0)
 
     def _leave(self, node: int, writer: asyncio.StreamWriter) -> None:
         del self._members[node]
@@ -185,7 +197,7 @@ class Hub:
             gone = (f"node {node} ({where}) is gone: its launcher was killed, or the network does "
                     "not reach it")
             if not self._can_be_replaced(node):
-                self._end(gone)
+                self._end(gone, LOST)
                 return
             say(f"{gone}; the job waits {self._replace_seconds:.0f} s for another launcher with "
                 f"--node-rank {node}")
@@ -196,20 +208,21 @@ class Hub:
 
     def _give_up(self, node: int, gone: str) -> None:
         if node not in self._members:
-            self._end(f"{gone}; none took its place within {self._replace_seconds:.0f} s")
+            self._end(f"{gone}; none took its place within {self._replace_seconds:.0f} s",
+                      LOST)
 
     def _expire(self) -> None:
         missing = set(range(self._plan["--nnodes"])) - set(self._members)
         if missing and self._begin is None:
             self._end(f"{_names(missing)} of {self._plan['--nnodes']} did not join within "
                       f"{self._seconds:.0f} s: start `tessera run` there with this --rendezvous, "
-                      "or give --join-timeout more")
+                      "or give --join-timeout more", LOST)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, status: int) -> None:
         if self._ending is not None:
             return
-        self._ending = reason
+        self._ending = {"end": reason, "status": status}
         for writer in self._members.values():
-            send(writer, end=reason)
+            send(writer, **self._ending)
         if not self._members:
             self._empty.set()

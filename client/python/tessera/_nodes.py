@@ -10,7 +10,8 @@ import ssl
 import threading
 import time
 
-from ._hub import GOODBYE_SECONDS, Hub, keep_alive, receive, say, send, tls_options
+from ._hub import (GOODBYE_SECONDS, LOST, Hub, JobEnded, keep_alive, receive, say, send,
+                   tls_options)
 from .errors import TesseraError
 
 _RETRY_SECONDS = 0.2
@@ -26,12 +27,12 @@ class Member:
         self._hub = f"node 0 at {where[0]}:{where[1]}"
         self._reader = self._writer = None
         self.ended = threading.Event()
-        self.reason = ""
+        self.reason, self.status = "", LOST
 
     async def join(self, plan: dict, seconds: float) -> tuple[int, str]:
         """Waits for all nodes. The port for torch.distributed, and this node's address.
 
-        Errors: UNAVAILABLE, DEADLINE_EXCEEDED, FAILED_PRECONDITION  names which node, and why
+        Errors: UNAVAILABLE, JobEnded  names which node, and why
         """
         self._reader, self._writer = await self._connect(seconds)
         keep_alive(self._writer)
@@ -46,8 +47,8 @@ class Member:
             raise TesseraError(f"{self._hub} did not let this node join: {error}",
                                "UNAVAILABLE") from None
         if "begin" not in answer:
-            raise TesseraError(
-                answer.get("end") or f"{self._hub} has ended", "FAILED_PRECONDITION")
+            raise JobEnded(answer.get("end") or f"{self._hub} has ended",
+                           answer.get("status", LOST))
         self._listening = asyncio.ensure_future(self._listen())
         return answer["begin"]["master_port"], self._writer.get_extra_info("sockname")[0]
 
@@ -75,8 +76,7 @@ class Member:
             except (OSError, asyncio.TimeoutError) as error:
                 why = str(error) or "no answer"
             if left <= 0:
-                raise TesseraError(f"{self._hub} did not answer within {seconds:.0f} s: {why}",
-                                   "DEADLINE_EXCEEDED")
+                raise JobEnded(f"{self._hub} did not answer within {seconds:.0f} s: {why}", LOST)
             if why != said:
                 say(f"node {self._node} waits for {self._hub}, up to {left:.0f} s: {why}")
                 said = why
@@ -85,7 +85,8 @@ class Member:
     async def _listen(self) -> None:
         gone = f"{self._hub} is gone: its launcher was killed, or the network does not reach it"
         try:
-            self.reason = (await receive(self._reader)).get("end", gone)
+            answer = await receive(self._reader)
+            self.reason, self.status = answer.get("end", gone), answer.get("status", LOST)
         except (OSError, ValueError):
             self.reason = gone
         self.ended.set()
@@ -156,9 +157,9 @@ class Nodes:
         return self._run(self._member.join(plan, seconds))
 
     def check(self) -> None:
-        """Errors: ABORTED  the job has ended on another node, with its reason"""
+        """Errors: JobEnded  on another node, with its reason"""
         if self._member.ended.is_set() and self._member.reason:
-            raise TesseraError(self._member.reason, "ABORTED")
+            raise JobEnded(self._member.reason, self._member.status)
 
     def finish(self) -> None:
         """Waits until all nodes are done. Errors: as check"""
@@ -166,10 +167,10 @@ class Nodes:
         self._member.ended.wait()
         self.check()
 
-    def fail(self, reason: str) -> str:
+    def fail(self, reason: str, status: int) -> str:
         """Ends the job on all nodes. Why it ended: another node's reason may have been first."""
         reason = reason[-_MAX_REASON:]
-        self._loop.call_soon_threadsafe(lambda: self._member.tell(failed=reason))
+        self._loop.call_soon_threadsafe(lambda: self._member.tell(failed=reason, status=status))
         self._member.ended.wait(GOODBYE_SECONDS)
         return self._member.reason or reason
 

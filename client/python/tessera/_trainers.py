@@ -9,9 +9,11 @@ import sys
 import threading
 
 from ._daemons import die_with_parent
+from ._hub import JobEnded
 
 _STOP_SECONDS = 10.0
 _MAX_LAST_LINE = 500
+_SHELLS_SIGNAL = 128  # A shell's status of a program that a signal killed: this and its number.
 
 
 def _kill_group(process: subprocess.Popen) -> None:
@@ -46,7 +48,7 @@ class Trainers:
         self._output_lock = threading.Lock()
         self._processes: dict[int, subprocess.Popen] = {}
         self._left, self._ending = len(environments), False
-        self.failed: str | None = None
+        self.failed: JobEnded | None = None
         self.ended = threading.Event()
 
     def start(self) -> None:
@@ -82,7 +84,7 @@ class Trainers:
                 if not self._is_to_be_replaced(rank, status, output.last):
                     return
         except OSError as error:
-            self._fail(f"rank {rank} cannot be started: {error}")
+            self._fail(f"rank {rank} cannot be started: {error}", 1)
         finally:
             with self._lock:
                 self._left -= 1
@@ -94,14 +96,16 @@ class Trainers:
             return False
         if status > 0:
             said = last.decode("utf-8", "replace")[:_MAX_LAST_LINE]
-            self._fail(f"rank {rank} exited with status {status}" + (f": {said}" if said else ""))
+            self._fail(f"rank {rank} exited with status {status}" + (f": {said}" if said else ""),
+                       status)
             return False
         name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
         with self._lock:
             self._restarts_left -= 1
             out_of_restarts = self._restarts_left < 0
         if out_of_restarts:
-            self._fail(f"rank {rank} was killed by {name}, and --max-restarts is used up")
+            self._fail(f"rank {rank} was killed by {name}, and --max-restarts is used up",
+                       _SHELLS_SIGNAL - status)
             return False
         self._say(f"tessera: rank {rank} was killed by {name}; it is started again\n".encode())
         return True
@@ -111,10 +115,10 @@ class Trainers:
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, status: int) -> None:
         with self._lock:
             if self.failed is None and not self._ending:
-                self.failed = reason
+                self.failed = JobEnded(reason, status)
         self.ended.set()
 
     def stop(self) -> None:

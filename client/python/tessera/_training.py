@@ -1,24 +1,4 @@
-"""Fully sharded data parallelism for PyTorch, as a service that survives the death of any process.
-
-    import torch, tessera
-
-    tessera.init()
-    model = tessera.shard(model, units=[Block])
-    opt = tessera.AdamW(model, lr=3e-4, max_grad_norm=1.0)
-    for batch in loader:
-        def closure():
-            loss = model(**batch).loss
-            loss.backward()
-            return loss
-        loss = opt.step(closure)         # repeated if a rank died
-
-Parameters are readable while their unit runs; elsewhere a read raises OutsideWindowError. Whole
-values: model.state_dict(), model.tessera.summon_full_params(). Files: tessera.save, tessera.load.
-
-Run it with `python train.py` (one rank), `torchrun --nproc-per-node 4 train.py`, or
-`tessera run -n 4 train.py`, which also starts a rank again that was killed, and runs over several
-nodes (`tessera run --help`).
-"""
+"""What `tessera` has for training code."""
 
 from __future__ import annotations
 

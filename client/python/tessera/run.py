@@ -13,7 +13,10 @@ exits with an error ends the job, on all nodes. So does a node that is gone. Lin
 with [rank]. Trainers see torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
 GROUP_RANK, MASTER_ADDR, MASTER_PORT) and TESSERA_COORDINATOR, TESSERA_WORKER, TESSERA_JOB, over
 several nodes also TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or TESSERA_INSECURE_CONNECT.
-Exit status: 0 if all trainers exited with 0; 1; 2 for wrong arguments; 130 after Ctrl-C.
+Exit status, the same on all nodes: 0 if all trainers exited with 0; that of the first trainer that
+exited with an error (128 + N: killed by signal N too often); 75 if a node, a launcher or a daemon is
+gone or did not come, so that another try may help; 1 for other errors, 2 for wrong arguments; 130
+after Ctrl-C, or SIGTERM here.
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ from . import _slurm
 from ._cluster import Cluster
 from ._coordinator import delete_job
 from ._daemons import Daemons
-from ._hub import say
+from ._hub import JobEnded, say
 from ._nodes import Nodes, listen
 from ._protection import Certificates, Insecure
 from ._trainers import Trainers
 from .errors import TesseraError
+
+_INTERRUPTED = 130  # As shells have it.
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,7 +173,8 @@ class _OneNode:
     def finish(self) -> None:
         pass
 
-    def fail(self, reason: str) -> str:
+    def fail(self, reason: str, status: int) -> str:
+        del status
         return reason
 
     def leave(self, reason: str) -> str:
@@ -244,8 +250,8 @@ class _OneOfSeveral:
     def finish(self) -> None:
         self._nodes.finish()
 
-    def fail(self, reason: str) -> str:
-        return self._nodes.fail(reason) if self._joined else reason
+    def fail(self, reason: str, status: int) -> str:
+        return self._nodes.fail(reason, status) if self._joined else reason
 
     def leave(self, reason: str) -> str:
         return self._nodes.leave(reason) if self._joined else reason
@@ -265,18 +271,19 @@ def _run(given: argparse.Namespace, node) -> int:
         while not trainers.ended.wait(0.2):
             node.check()
         if trainers.failed is not None:
-            raise TesseraError(trainers.failed)
+            raise trainers.failed
         node.finish()
         return 0
     except Terminated:
         say(f"{node.leave('terminated by SIGTERM')}; the job is ended on this node")
-        return 130
+        return _INTERRUPTED
     except KeyboardInterrupt:
-        say(f"{node.fail('interrupted')}; the job is ended")
-        return 130
+        say(f"{node.fail('interrupted', _INTERRUPTED)}; the job is ended")
+        return _INTERRUPTED
     except TesseraError as error:
-        say(f"{node.fail(str(error))}; the job is ended")
-        return 1
+        status = error.status if isinstance(error, JobEnded) else 1
+        say(f"{node.fail(str(error), status)}; the job is ended")
+        return status
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

@@ -106,6 +106,30 @@ if model.tessera.rank == 0: print("loss", loss.item())
         self.assertIn("ValueError: bad batch", output)
         self.assertRegex(output, r"tessera: rank [01] exited with status 1: .*bad batch.*; the job is ended")
 
+    def test_its_exit_status_is_the_programs_or_says_that_a_daemon_is_gone(self):
+        output = self.finish(run("-n", 1, "--", "sh", "-c", "exit 7", env=self.environment),
+                             status=7)
+        self.assertIn("rank 0 exited with status 7", output)
+        self.finish(run("-n", 1, "--max-restarts", 1, "--", "sh", "-c", "kill -9 $$",
+                        env=self.environment), status=128 + 9)
+        process = run("-n", 1, "--", "sh", "-c", "echo waits; exec sleep 1000",
+                      env=self.environment)
+        self.assertIn("waits", process.stdout.readline())
+        folder = next(self.folder.glob("tessera-run-*"))
+        worker = [pid for pid in descendants_with(f"{folder}/sockets")
+                  if b"tessera-worker" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(worker[0], signal.SIGKILL)
+        self.assertIn("the worker ended", self.finish(process, status=75))
+
+    def test_it_does_not_load_pytorch(self):
+        loaded = subprocess.run(
+            [sys.executable, "-c", "import sys, tessera.command, tessera.run\n"
+             "print(sorted({'torch', 'numpy', 'tessera._library'} & set(sys.modules)))\n"
+             "tessera.AdamW, tessera.optim.SGD, tessera.errors, tessera.live.read\n"
+             "print('torch' in sys.modules, hasattr(tessera, 'no_such_name'))"],
+            check=True, capture_output=True, text=True, timeout=100).stdout
+        self.assertEqual(loaded.splitlines(), ["[]", "True False"])
+
     def test_interrupting_it_leaves_nothing(self):
         script = self.script("import signal, os\nprint('waits', flush=True)\nsignal.pause()\n")
         process = run("-n", 2, script, env=self.environment)

@@ -12,21 +12,13 @@ import unittest
 from run_command_test import descendants_with
 from tessera import _slurm
 from tessera._daemons import programs_folder
+from tessera._hub import LOST
 from tessera.errors import TesseraError
 
 _TRAINER = pathlib.Path(__file__).parent / "trainer.py"
-_PACKAGE = pathlib.Path(_slurm.__file__).parent
 _HOSTS = ("10.77.0.1", "10.77.0.2")
 _COORDINATOR = f"{_HOSTS[0]}:7060"
 _STEPS = 6
-# `tessera run`, without the seconds that the package takes to import torch, which it does not use.
-_LAUNCHER = f"""
-import sys, types
-sys.modules["tessera"] = types.ModuleType("tessera")
-sys.modules["tessera"].__path__ = [{str(_PACKAGE)!r}]
-from tessera import run
-sys.exit(run.main(sys.argv[1:]))
-"""
 # Kills itself once, as rank 3 in step 3. The mark is there for its successor.
 _KILLED_ONCE = """
 import os, pathlib, signal, sys
@@ -163,7 +155,7 @@ class NodesTest(unittest.TestCase):
 
     def launch(self, host, *arguments, **environment):
         process = subprocess.Popen(
-            [*enter(self.holders[host]), sys.executable, "-c", _LAUNCHER, *map(str, arguments)],
+            [*enter(self.holders[host]), sys.executable, "-m", "tessera.run", *map(str, arguments)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={**self.environment, **environment})
         self.processes.append(process)
@@ -264,7 +256,7 @@ class NodesTest(unittest.TestCase):
 
     def test_an_error_of_a_trainer_ends_the_job_on_all_nodes_with_its_message(self):
         script = "if [ $RANK = 3 ]; then echo bad batch; exit 7; fi; exec sleep 1000"
-        for output in self.finish_all(self.start_both("--", "sh", "-c", script), 1, 1):
+        for output in self.finish_all(self.start_both("--", "sh", "-c", script), 7, 7):
             self.assertIn("tessera: node 1: rank 3 exited with status 7: bad batch; the job is "
                           "ended", output)
 
@@ -276,7 +268,7 @@ class NodesTest(unittest.TestCase):
                    if b"--worker-id\0node-00001\0" in pathlib.Path(
                        f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(worker, signal.SIGKILL)
-        for output in self.finish_all(both, 1, 1):
+        for output in self.finish_all(both, LOST, LOST):
             self.assertIn("node 1: the worker ended with status -9; its log ends:", output)
 
     def test_a_killed_launcher_is_named_by_the_others_and_leaves_no_process(self):
@@ -286,7 +278,7 @@ class NodesTest(unittest.TestCase):
                 for process in both:
                     self.await_line(process, "waits", times=2)
                 both[killed].kill()
-                output = self.finish(both[survivor], status=1)
+                output = self.finish(both[survivor], status=LOST)
                 self.assertRegex(output, f"node {killed} .*is gone: its launcher was killed")
                 # Its children end by themselves.
                 self.assertTrue(both[killed].communicate(timeout=60))
@@ -298,7 +290,7 @@ class NodesTest(unittest.TestCase):
         for process in both:
             self.await_line(process, "waits", times=2)
         both[1].send_signal(signal.SIGINT)
-        for output in self.finish_all(both, 1, 130):
+        for output in self.finish_all(both, 130, 130):
             self.assertIn("node 1: interrupted; the job is ended", output)
 
     def test_a_node_whose_shards_others_have_is_replaced_to_the_bit(self):
@@ -331,7 +323,7 @@ class NodesTest(unittest.TestCase):
         self.await_line(both[0], "takes its place again")
         self.await_line(both[2], "waits", times=2)
         both[0].send_signal(signal.SIGTERM)
-        self.assertIn("node 0: terminated by SIGTERM", self.finish(both[2], 1))
+        self.assertIn("node 0: terminated by SIGTERM", self.finish(both[2], LOST))
         self.finish_all([both[0]], 130)
 
     def start_coordinator(self):
@@ -353,7 +345,7 @@ class NodesTest(unittest.TestCase):
         coordinator.wait()
         coordinator = self.start_coordinator()
         both[1].kill()
-        self.assertRegex(self.finish(both[0], status=1), "node 1 .*is gone")
+        self.assertRegex(self.finish(both[0], status=LOST), "node 1 .*is gone")
         self.assertTrue(both[1].communicate(timeout=60))
         for folder in (self.folder / "tmp").glob("tessera*"):
             shutil.rmtree(folder)
@@ -368,7 +360,7 @@ class NodesTest(unittest.TestCase):
     def test_a_given_coordinator_that_does_not_answer_is_named(self):
         process = self.start(0, "--coordinator", _COORDINATOR, "--join-timeout", 1, "--", "true")
         self.assertIn(f"the coordinator at {_COORDINATOR} did not answer within 1 s",
-                      self.finish(process, status=1))
+                      self.finish(process, status=LOST))
 
     def test_flags_for_the_worker_reach_it(self):
         both = self.start_both("--worker-flag=--no-such-flag=7", "--", "true")
@@ -381,7 +373,7 @@ class NodesTest(unittest.TestCase):
         for process in both:
             self.await_line(process, "waits", times=2)
         both[1].kill()
-        output = self.finish(both[0], status=1)
+        output = self.finish(both[0], status=LOST)
         self.assertIn("the job waits 1 s for another launcher with --node-rank 1", output)
         self.assertRegex(output, "node 1 .*is gone: .*; none took its place within 1 s")
 
@@ -392,7 +384,7 @@ class NodesTest(unittest.TestCase):
         wire = [*enter(self.holders[1]), "ip", "link", "set", "eth0"]
         self.addCleanup(subprocess.run, [*wire, "up"], check=True)
         subprocess.run([*wire, "down"], check=True)
-        outputs = self.finish_all(both, 1, 1)
+        outputs = self.finish_all(both, LOST, LOST)
         self.assertIn("node 1 (10.77.0.2) is gone", outputs[0])
         self.assertIn("node 0 at 10.77.0.1:7071 is gone", outputs[1])
 
@@ -403,9 +395,9 @@ class NodesTest(unittest.TestCase):
 
     def test_missing_nodes_are_named_by_those_that_came(self):
         both = self.start_both("--join-timeout", 3, "--", "true", nnodes=4)
-        for output in self.finish_all(both, 1, 1):
+        for output in self.finish_all(both, LOST, LOST):
             self.assertIn("nodes 2, 3 of 4 did not join within 3 s", output)
-        output = self.finish(self.start(1, "--join-timeout", 1, "--", "true"), status=1)
+        output = self.finish(self.start(1, "--join-timeout", 1, "--", "true"), status=LOST)
         self.assertIn("node 0 at 10.77.0.1:7071 did not answer within 1 s", output)
 
     def test_a_missing_script_on_one_node_ends_all_and_is_named(self):
@@ -524,7 +516,7 @@ class ArgumentsTest(unittest.TestCase):
                 (["--worker-flag=--gpu=0"], "--worker-flag is for several nodes")):
             with self.subTest(said):
                 found = subprocess.run(
-                    [sys.executable, "-c", _LAUNCHER, "-n", "1", *arguments, "--", "true"],
+                    [sys.executable, "-m", "tessera.run", "-n", "1", *arguments, "--", "true"],
                     capture_output=True, text=True, check=False, timeout=60)
                 self.assertEqual(found.returncode, 2)
                 self.assertIn(said, " ".join(found.stderr.split()))
