@@ -10,6 +10,7 @@
 #include "client/c/structs.h"
 #include "client/c/tessera.h"
 #include "client/session/session_buffers.h"
+#include "client/session/session_state.h"
 #include "client/session/state_access.h"
 #include "layout/stored_dtype.h"
 #include "nlohmann/json.hpp"
@@ -192,6 +193,27 @@ int tessera_save_checkpoint(tessera_session* session, const char* path,
     return SaveCheckpoint(session->session.get(), Text(path), contents, how);
   }();
   return CodeOf(status);
+}
+
+void tessera_defer_requested_saves(tessera_session* session) {
+  StateAccess(session->session.get()).DeferWantedSaves();
+}
+
+int tessera_requested_save(const tessera_session* session) {
+  return session->session->state().deferred_save != 0 ? 1 : 0;
+}
+
+int tessera_make_requested_save(tessera_session* session, const void* trainer_state,
+                                size_t trainer_state_bytes, const char* refusal) {
+  if (trainer_state_bytes > 0 && trainer_state == nullptr)
+    return CodeOf(absl::InvalidArgumentError("trainer_state is null"));
+  absl::StatusOr<CheckpointContents> contents = CheckpointContents();
+  contents->trainer_state.assign(static_cast<const char*>(trainer_state), trainer_state_bytes);
+  if (refusal != nullptr) contents = absl::UnknownError(refusal);
+  OnSaveRequest(session->session.get(),
+                [contents = std::move(contents)](int64_t) { return contents; });
+  StateAccess(session->session.get()).MakeDeferredSave();
+  return TESSERA_OK;
 }
 
 int tessera_await_save(tessera_session* session) {

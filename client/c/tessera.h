@@ -353,6 +353,16 @@ typedef struct tessera_checkpoint_options {
 TESSERA_API int tessera_save_checkpoint(tessera_session* session, const char* path,
                                         const tessera_checkpoint_options* options);
 TESSERA_API int tessera_await_save(tessera_session* session);
+/* Checkpoints that other processes request (`tessera save`) are made within the step that the ranks
+ * agree on, without trainer state. After tessera_defer_requested_saves, which all ranks call once,
+ * the caller makes them with its own state: where tessera_requested_save is not 0 after a step, all
+ * ranks call tessera_make_requested_save, in the same place, before the next one and before what
+ * sets values. How it ended is the requester's to know. */
+TESSERA_API void tessera_defer_requested_saves(tessera_session* session);
+TESSERA_API int tessera_requested_save(const tessera_session* session);
+/* `refusal`, which may be null: why this rank has no state to save, which fails the save. */
+TESSERA_API int tessera_make_requested_save(tessera_session* session, const void* trainer_state,
+                                            size_t trainer_state_bytes, const char* refusal);
 /* `description_json`: {"step": 12, "world_size": 2, "missing": [], "unexpected": []}. The trainer
  * state is a string of `*trainer_state_bytes` bytes, for tessera_free. Outputs may be null. */
 TESSERA_API int tessera_load_checkpoint(tessera_session* session, const char* path, int strict,

@@ -27,6 +27,7 @@ struct SessionState {
   void Reset() {  // An epoch begins.
     windows.Reset();
     slots.Reset();
+    deferred_save = 0;  // Its request is answered by a step of the new epoch.
   }
 
   RankClient client;
@@ -36,7 +37,9 @@ struct SessionState {
   StepProtocol steps{&client, &windows, &slots, &reducer};
   bool is_unfinished = false;  // Its last step failed, or its program does: the job is not done.
   std::function<std::string(int64_t number)> wanted_save_request;  // See StateAccess::SaveWanted.
-  std::shared_ptr<const TrainerTensors> trainer_tensors;           // Null: none.
+  bool defers_saves = false;
+  int64_t deferred_save = 0;  // See StateAccess::DeferWantedSaves. 0: none.
+  std::shared_ptr<const TrainerTensors> trainer_tensors;  // Null: none.
 };
 
 }  // namespace tessera

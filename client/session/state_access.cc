@@ -122,10 +122,27 @@ absl::Status StateAccess::FinishState(const TrainingProgress& progress) {
 }
 
 void StateAccess::SaveWanted() {
-  RankClient& client = session_->state().client;
+  const RankClient& client = session_->state().client;
   // From shared memory, and the same on all ranks: the vote decided it.
   const int64_t number = client.page()->result.wanted_save;
-  if (number == 0) return;
+  if (session_->state().defers_saves) {
+    session_->state().deferred_save = number;
+  } else if (number != 0) {
+    MakeWantedSave(number);
+  }
+}
+
+void StateAccess::DeferWantedSaves() { session_->state().defers_saves = true; }
+
+int64_t StateAccess::deferred_save() const { return session_->state().deferred_save; }
+
+void StateAccess::MakeDeferredSave() {
+  const int64_t number = std::exchange(session_->state().deferred_save, 0);
+  if (number != 0) MakeWantedSave(number);
+}
+
+void StateAccess::MakeWantedSave(int64_t number) {
+  RankClient& client = session_->state().client;
   std::string bytes;
   if (session_->state().wanted_save_request != nullptr) {
     bytes = session_->state().wanted_save_request(number);

@@ -52,6 +52,11 @@ class StateAccess {
   // submits that save. The requester is told how it ends; a trainer learns of an ended epoch from
   // its next operation.
   void SaveWanted();
+  // From now on SaveWanted() notes the request's number, and MakeDeferredSave() makes the save: on all
+  // ranks alike, before what changes the state. An epoch that ends ends the attempt.
+  void DeferWantedSaves();
+  int64_t deferred_save() const;  // 0: none.
+  void MakeDeferredSave();
   // Makes the request of SaveWanted; else it has nothing of the trainer's own.
   void OnWantedSave(std::function<std::string(int64_t number)> request);
 
@@ -62,6 +67,7 @@ class StateAccess {
 
  private:
   absl::Status Send(absl::string_view message);
+  void MakeWantedSave(int64_t number);
   absl::StatusOr<std::string> Receive();
 
   Session* const session_;

@@ -13,7 +13,7 @@ import zlib
 
 import torch
 
-from . import _buffers, _cluster, _plan, _random, _tensors, _torch_private as private
+from . import _buffers, _cluster, _own_state, _plan, _random, _tensors, _torch_private as private
 from ._library import (FILL, BODY, READ, Callbacks, HyperParameters, OpenOptions, StepOptions,
                        StepResult, lib)
 from ._windows import Windows
@@ -53,6 +53,7 @@ class Sharded:
         self.optimizer = None
         self.states: dict[str, object] = {}
         self.saves_in_background = False  # Since the last await_save().
+        self._requested: dict | None = None  # What a requested checkpoint has of this rank so far.
         self._undone = False
         self._runs_step = False
         self._is_detached = False
@@ -96,6 +97,7 @@ class Sharded:
             self._check_device(lib.gpu(session))
             self._keeper = _buffers.Keeper(session, self._buffers)
             lib.install_fault_handler()
+            lib.defer_requested_saves(session)
             if not lib.initialized(session):
                 self._initialize()
             else:
@@ -145,12 +147,12 @@ class Sharded:
         if self._runs_step:
             raise TesseraError("detach() within a step: let the closure end first",
                                "FAILED_PRECONDITION")
+        if self.make_requested_save():
+            # The workers may end with this process.
+            self._await_save()
         if self._executor_in_process and self.saves_in_background:
             # It would end with this process's executor.
-            try:
-                lib.await_save(self.session)
-            except TesseraError as error:
-                warnings.warn(f"a save in the background failed: {error}", stacklevel=2)
+            self._await_save()
         self.windows.await_gpu()
         session, self.session = self.session, None
         self._is_detached = True
@@ -162,6 +164,41 @@ class Sharded:
                     parameter.grad = None
         close(session)
         self._context.leave()
+
+    def _await_save(self) -> None:
+        try:
+            lib.await_save(self.session)
+        except TesseraError as error:
+            warnings.warn(f"a save in the background failed: {error}", stacklevel=3)
+
+    def note_requested_save(self) -> None:
+        """After a step. A checkpoint that another process requests is made where the loop is done
+        with the step, so that it continues as one that the loop itself makes there."""
+        self._requested = None
+        if not lib.requested_save(self.session):
+            return
+        try:
+            self._requested = _own_state.of_step(self)
+        except Exception as error:  # pylint: disable=broad-except
+            self._requested = {"refusal": error}
+
+    def make_requested_save(self) -> bool:
+        """Before what changes the state or begins a step. Whether one was made. Collective."""
+        own, self._requested = self._requested, None
+        if own is None or not lib.requested_save(self.session):
+            return False
+        encoded, refusal = b"", own.get("refusal")
+        try:
+            if refusal is None:
+                _own_state.add_of_loop(self, own)
+                encoded = _own_state.encode(own)
+        except Exception as error:  # pylint: disable=broad-except
+            # The save's error, which its requester hears of: not the loop's.
+            refusal = error
+        why = None if refusal is None else f"{type(refusal).__name__}: {refusal}".encode()
+        lib.make_requested_save(self.session, encoded, len(encoded), why)
+        self.saves_in_background = True
+        return True
 
     def _check_alike(self) -> None:
         """Each rank's slice of the values counts: they must be slices of the same ones.
@@ -301,6 +338,7 @@ class Sharded:
             raise TesseraError("forward inside of summon_full_params()", "FAILED_PRECONDITION")
         if self._undone:
             self.recover()
+        self.make_requested_save()
 
     def recover(self) -> None:
         """Waits for the next epoch after StepUndone. A forward does it by itself."""
@@ -332,6 +370,7 @@ class Sharded:
         try:
             with private.profiler_range("step", "all units"):
                 lib.step(self.session, C.byref(options), C.byref(result))
+            self.note_requested_save()
         except StepUndone:
             self._undone = True
             raise
@@ -351,6 +390,7 @@ class Sharded:
                                "FAILED_PRECONDITION")
         if self._undone:
             self.recover()
+        self.make_requested_save()
         callbacks, random_state, results = Callbacks(), _random.capture(), []
         tries = 0
 
@@ -478,6 +518,7 @@ class Sharded:
     def write_parameters(self, values: dict[str, torch.Tensor]) -> None:
         """Sets all parameters of the units that these are in. Collective; on all ranks or none."""
         self._require_attached()
+        self.make_requested_save()
         units = [unit for unit in self.units if any(name in values for name in unit.names)]
         numbers = (C.c_int * len(units))(*[unit.index for unit in units])
         callbacks = Callbacks()

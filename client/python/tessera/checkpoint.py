@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes as C
-import io
 import json
 import os
 
 import torch
 
-from . import _random, _sharded
+from . import _own_state, _sharded
 from ._library import CheckpointOptions, lib
 from .errors import TesseraError
 
@@ -19,6 +18,9 @@ def register_state(name: str, state, model) -> None:
 
     Each rank saves its own: a data loader's position, say. What state_dict() returns must be
     readable by torch.load(weights_only=True): tensors, numbers, strings, lists and dicts.
+    In a checkpoint that `tessera save` requests, a state that can be iterated over (a loader) is as
+    opt.step() leaves it, and all others (LR schedulers, averages) as the loop leaves them: what
+    the next forward or step finds.
     """
     if not (hasattr(state, "state_dict") and hasattr(state, "load_state_dict")):
         raise TesseraError(f"state '{name}' has no state_dict() and load_state_dict()",
@@ -40,18 +42,12 @@ def save(model, path, *, in_background: bool = False, keep_newest: int = 0,
     """
     sharded = _sharded.of(model)
     sharded._require_attached()
-    own = {"states": {name: state.state_dict() for name, state in sharded.states.items()}}
-    if sharded.optimizer is not None:
-        own["param_groups"] = [{k: v for k, v in group.items() if k != "params"}
-                               for group in sharded.optimizer.param_groups]
-    if random_state:
-        own["torch_rng"] = torch.get_rng_state()
-        if sharded.windows.gpu >= 0:
-            own["cuda_rng"] = torch.cuda.get_rng_state(sharded.windows.gpu)
-    file = io.BytesIO()
-    torch.save(own, file)
+    sharded.make_requested_save()
+    own = _own_state.of_step(sharded, random_state)
+    _own_state.add_of_loop(sharded, own)
+    encoded = _own_state.encode(own)
     options = CheckpointOptions(
-        trainer_state=file.getvalue(), trainer_state_bytes=file.tell(),
+        trainer_state=encoded, trainer_state_bytes=len(encoded),
         max_file_bytes=max_file_bytes, keep_newest=keep_newest, in_background=in_background,
         keep_existing=not overwrite)
     lib.save_checkpoint(sharded.session, _path(path), C.byref(options))
@@ -71,6 +67,7 @@ def load(model, path, *, strict: bool = True, model_only: bool = False) -> dict:
     """
     sharded = _sharded.of(model)
     sharded._require_attached()
+    sharded.make_requested_save()
     description, own, size = C.c_void_p(), C.c_void_p(), C.c_size_t()
     sharded.windows.await_gpu()
     lib.load_checkpoint(sharded.session, _path(path), int(strict), int(model_only),
@@ -82,22 +79,8 @@ def load(model, path, *, strict: bool = True, model_only: bool = False) -> dict:
         lib.free(description)
         lib.free(own)
     if state and not model_only:
-        _take_own(sharded, torch.load(io.BytesIO(state), weights_only=True))
+        _own_state.take(sharded, state)
     return loaded
-
-
-def _take_own(sharded, own: dict) -> None:
-    for name, state in sharded.states.items():
-        if name in own.get("states", {}):
-            state.load_state_dict(own["states"][name])
-    groups = own.get("param_groups", [])
-    if sharded.optimizer is not None and len(groups) == len(sharded.optimizer.param_groups):
-        for mine, saved in zip(sharded.optimizer.param_groups, groups):
-            mine.update(saved)
-    if "torch_rng" in own:
-        torch.set_rng_state(own["torch_rng"])
-    if "cuda_rng" in own and sharded.windows.gpu >= 0:
-        torch.cuda.set_rng_state(own["cuda_rng"], sharded.windows.gpu)
 
 
 def save_model(model, path, *, dtype: torch.dtype | None = None, max_file_bytes: int = 0) -> None:
@@ -116,5 +99,6 @@ def load_model(model, path, *, strict: bool = True) -> dict:
     """Parameters and buffers from safetensors, or a folder that torch's DCP wrote."""
     sharded = _sharded.of(model)
     sharded.attach()
+    sharded.make_requested_save()
     sharded.windows.await_gpu()
     return json.loads(lib.text(lib.load_model, sharded.session, _path(path), int(strict)))

@@ -199,6 +199,7 @@ class JobOptimizer(torch.optim.Optimizer):
             if len(mine["params"]) != len(given["params"]):
                 raise TesseraError("a param group of another size", "INVALID_ARGUMENT")
             self._check_formula(given)
+        self.sharded.make_requested_save()  # Which has the present ones.
         for mine, given in zip(self.param_groups, state_dict["param_groups"]):
             # Adam or AdamW: that is the class's.
             mine.update({key: value for key, value in given.items()
@@ -337,6 +338,7 @@ class LocalOptimizer(torch.optim.Optimizer):
                 local.grad = gradient if has else None
             self.inner.step()
             lib.shards_commit(self._shards)
+            self.sharded.note_requested_save()
         except StepUndone:
             self.sharded._undone = True
             raise

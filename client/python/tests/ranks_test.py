@@ -209,6 +209,97 @@ sys.exit(3 if end == "exit" else 0)
         # The next trainers came to a job that was not completed, each time.
         self.assertEqual(self.tessera(addresses, "events").count("COMPLETED"), 1)
 
+    def test_a_checkpoint_that_was_requested_continues_to_the_bit(self):
+        script = self.folder / "requested.py"
+        script.write_text("""
+import pathlib, sys, threading, torch, tessera
+from torch import nn
+folder, out, checkpoint = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+STEPS = 300
+
+class Loader:  # As torchdata's: with a position.
+    def __init__(self):
+        self.at = 0
+    def __iter__(self):
+        while self.at < STEPS:
+            self.at += 1
+            yield self.at
+    def state_dict(self):
+        return {"at": self.at}
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+class Average:
+    def __init__(self):
+        self.value = 0.0
+    def state_dict(self):
+        return {"value": self.value}
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+model = tessera.shard(model, nn.Linear)
+opt = tessera.AdamW(model, param_groups=[
+    {"params": list(model[0].parameters()), "lr": 1e-2},
+    {"params": list(model[2].parameters()), "lr": 1e-3, "weight_decay": 0.0}])
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, STEPS)
+loader, average = Loader(), Average()
+for name, state in dict(scheduler=scheduler, loader=loader, average=average).items():
+    tessera.register_state(name, state, model)
+torch.manual_seed(100 + model.tessera.rank)
+if checkpoint:
+    assert 3 < tessera.load(model, checkpoint[0])["step"] < STEPS
+for batch in loader:
+    def closure():
+        x = torch.randn(5, 4) + batch
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        return loss
+    loss = opt.step(closure)
+    scheduler.step()
+    opt.zero_grad()
+    average.value = 0.9 * average.value + 0.1 * loss.item()
+    if model.tessera.next_step == 4 and not checkpoint:
+        print("waits", flush=True)
+        while not (folder / "go").exists():
+            threading.Event().wait(0.01)
+state = {"model": model.state_dict(), "opt": opt.state_dict(), "average": average.value}
+torch.save(state, f"{out}.{model.tessera.rank}")
+""")
+
+        def start(addresses, *arguments):
+            self.processes += (started := [subprocess.Popen(
+                [sys.executable, script, self.folder, *arguments], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env={**os.environ, **addresses, "RANK": str(rank), "WORLD_SIZE": "2"})
+                for rank in range(2)])
+            return started
+
+        addresses = self.cluster("requested", 2)
+        trainers = start(addresses, self.folder / "disturbed")
+        for trainer in trainers:
+            self.assertIn("waits", trainer.stdout.readline())
+        checkpoint = self.folder / "checkpoint"
+        self.tessera(addresses, "save", "--job", "ranks", "--to", checkpoint, "--no-wait")
+        (self.folder / "go").touch()
+        for trainer in trainers:
+            self.finish(trainer)
+        for out, given in (("undisturbed", []), ("resumed", [checkpoint])):
+            for trainer in start(self.cluster(out, 2), self.folder / out, *given):
+                self.finish(trainer)
+        for rank in range(2):
+            disturbed, undisturbed, resumed = (torch.load(self.folder / f"{out}.{rank}") for out in (
+                "disturbed", "undisturbed", "resumed"))
+            for found in (disturbed, resumed):
+                self.assertEqual(found["average"], undisturbed["average"])
+                self.assertEqual(found["opt"]["param_groups"], undisturbed["opt"]["param_groups"])
+                for key, value in undisturbed["model"].items():
+                    self.assertTrue(torch.equal(found["model"][key], value), key)
+                for number, entry in undisturbed["opt"]["state"].items():
+                    for key, value in entry.items():
+                        self.assertTrue(torch.equal(found["opt"]["state"][number][key], value))
+
     def test_torchruns_variables_are_enough(self):
         out = self.folder / "torchrun.pt"
         environment = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "12345",

@@ -3,7 +3,9 @@
 import copy
 import os
 import pathlib
+import subprocess
 import tempfile
+import time
 import unittest
 
 import torch
@@ -192,6 +194,29 @@ class TrainingTest(Case):
             self.assertAlmostEqual(ours.clip_grad_norm_(0.05), expected.item(), places=5)
             ours.step()
         self.assert_same(plain, sharded)
+
+    def test_a_state_that_cannot_be_saved_fails_the_requested_save_alone(self):
+        class Broken:
+            def state_dict(self):
+                raise ValueError("no state today")
+
+            def load_state_dict(self, state):
+                pass
+
+        _, sharded = self.pair()
+        opt = tessera.SGD(sharded, lr=0.1)
+        tessera.register_state("broken", Broken(), sharded)
+        command = [os.path.join(os.environ["TESSERA_PROGRAMS"], "tessera"), "save", "--to",
+                   pathlib.Path(_folder.name) / "never", "--job", sharded.tessera._job_id(),
+                   "--coordinator", sharded.tessera._context.coordinator]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as save:
+            deadline = time.monotonic() + 60
+            while save.poll() is None:
+                self.assertLess(time.monotonic(), deadline)
+                loss_of(sharded, batches(1)[0]).backward()
+                opt.step()
+            self.assertIn("ValueError: no state today", save.stderr.read())
+            self.assertNotEqual(save.returncode, 0)
 
     def test_a_scaled_loss_trains_as_the_unscaled(self):
         for as_closure in (True, False):
