@@ -65,6 +65,7 @@ class Sharded:
         self._load_state_dict = root.load_state_dict
         root.load_state_dict = self.load_state_dict
         root.zero_grad = self.zero_grad
+        root.__deepcopy__ = self._refuse_copy
         private.replace_apply(root, self._apply)
         for unit in units:
             if unit.module is not root:
@@ -584,6 +585,13 @@ class Sharded:
         with self.summon_full_params():
             return self._load_state_dict(state_dict, strict=strict)
 
+
+    def _refuse_copy(self, memo):
+        del memo
+        raise TesseraError(
+            f"copy.deepcopy of a sharded {type(self.root).__name__}: its parameters are the job's. "
+            "Copy the model before shard(), or make another one and give it the values: "
+            "other.load_state_dict(model.state_dict()), on all ranks", "FAILED_PRECONDITION")
 
     def _apply(self, convert, *args) -> torch.nn.Module:
         """For model.to(), half(), cuda(). Errors: FAILED_PRECONDITION  another dtype or device."""

@@ -14,6 +14,11 @@ from ._library import FILL, READ, Callbacks, Part, StepResult, lib
 from .errors import StepUndone, TesseraError
 
 
+# Stands for a max_norm of 0, which a job has no scale for: times this, fp32's gradients are 0, and
+# fp64's too small to change a parameter.
+_NO_NORM = 1e-100
+
+
 class _StateOfJob(collections.defaultdict):
     """`optimizer.state`: empty, since the workers have it. It is true nevertheless: where it is
     not, get_optimizer_state_dict() of torch.distributed.checkpoint takes a step to fill it."""
@@ -150,11 +155,12 @@ class JobOptimizer(torch.optim.Optimizer):
         if self._is_scaled and self._divisor == 1.0:
             raise TesseraError("clip_grad_norm_ of a scaled gradient: call scaler.unscale_(opt) "
                                "before it", "FAILED_PRECONDITION")
+        max_norm = float(max_norm) or _NO_NORM
         norm = C.c_double()
         options = _sharded.Sharded.step_options(
             [self._numbers(g) for g in self.param_groups], divisor=self._divisor,
             skip_non_finite=self._is_scaled)
-        lib.clip_grad_norm(self.sharded.session, float(max_norm), float(norm_type),
+        lib.clip_grad_norm(self.sharded.session, max_norm, float(norm_type),
                            C.byref(options), C.byref(norm))
         return norm.value
 

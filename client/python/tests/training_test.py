@@ -195,6 +195,31 @@ class TrainingTest(Case):
             ours.step()
         self.assert_same(plain, sharded)
 
+    def test_clipping_to_a_norm_of_zero_leaves_no_gradient(self):
+        for kind in ("SGD", "AdamW"):
+            with self.subTest(kind):
+                plain, sharded = self.pair()
+                theirs = getattr(torch.optim, kind)(plain.parameters(), lr=0.1)
+                ours = getattr(tessera, kind)(sharded, lr=0.1)
+                for max_norm, x in zip((1.0, 0, 0.0, 1.0), batches(4)):
+                    theirs.zero_grad()
+                    loss_of(plain, x).backward()
+                    expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
+                    theirs.step()
+                    loss_of(sharded, x).backward()
+                    self.assertAlmostEqual(ours.clip_grad_norm_(max_norm), expected.item(), places=4)
+                    ours.step()
+                self.assert_same(plain, sharded)
+
+    def test_a_copy_of_a_sharded_model_is_refused_with_what_to_do(self):
+        plain, sharded = self.pair()
+        tessera.SGD(sharded, lr=0.1)
+        with self.assertRaisesRegex(tessera.TesseraError, "Copy the model before shard"):
+            copy.deepcopy(sharded)
+        other = copy.deepcopy(plain)
+        other.load_state_dict(sharded.state_dict())
+        self.assert_same(other, sharded)
+
     def test_a_state_that_cannot_be_saved_fails_the_requested_save_alone(self):
         class Broken:
             def state_dict(self):
