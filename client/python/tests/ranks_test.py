@@ -328,6 +328,29 @@ tessera.SGD(tessera.shard(torch.nn.Linear(2, 2)))
         self.assertIn("waited too long", process.stderr)
         self.assertIn("rank 1 has no trainer", process.stderr)
 
+    def test_a_rank_that_has_left_is_named_by_those_that_still_call(self):
+        script = self.folder / "left.py"
+        script.write_text("""
+import torch, tessera
+tessera.init(timeouts={"operation": 2.0})
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(2, 2))
+opt = tessera.SGD(model)
+model(torch.ones(1, 2)).sum().backward()
+opt.step()
+if model.tessera.rank == 0:
+    model.state_dict()
+""")
+        addresses = self.cluster("left", 2)
+        self.processes += [subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, **addresses, "RANK": str(rank), "WORLD_SIZE": "2"})
+            for rank in range(2)]
+        output, _ = self.processes[0].communicate(timeout=120)
+        self.finish(self.processes[1])
+        self.assertRegex(output, "TesseraError: waited too long for .*: rank 1 has no trainer")
+
     def test_several_nodes_need_addresses(self):
         environment = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
         process = self.start(0, 2, environment, self.folder / "none.pt")
