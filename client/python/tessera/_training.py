@@ -27,7 +27,10 @@ __all__ = ["Adam", "AdamW", "Batches", "Context", "GradScaler", "LocalOptimizer"
 def _on_outside_window(signum, frame):
     message = _take_outside_window()
     if message:
-        raise OutsideWindowError(message.removeprefix("tessera: "), "FAILED_PRECONDITION")
+        raise OutsideWindowError(
+            message.removeprefix("tessera: ") + "; model.state_dict() and "
+            "model.tessera.summon_full_params() give whole values, on all ranks alike",
+            "FAILED_PRECONDITION")
     if callable(_before_ours):
         _before_ours(signum, frame)
 

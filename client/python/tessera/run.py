@@ -164,6 +164,8 @@ class _OneNode:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        say(f"watch job '{self._given.job}' by `tessera status --coordinator "
+            f"{self._cluster.addresses()['TESSERA_COORDINATOR']}`")
         # For torch.distributed, which the training code may use as well.
         return {**self._cluster.addresses(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
