@@ -195,9 +195,7 @@ class TickBench {
     const coordinator::JobSpecPtr spec = SpecOf(kRanksOfJob);
     for (int i = 0; i < num_jobs_; ++i) {
       const std::string id = absl::StrCat("job", i);
-      Do([&](auto* e) {
-        TESSERA_CHECK(core_.CreateJob({id, JobId(id), spec}, now_, e).ok());
-      });
+      Do([&](auto* e) { TESSERA_CHECK(core_.CreateJob({id, JobId(id), spec}, now_, e).ok()); });
       const coordinator::JobView view = *core_.GetJob(JobId(id));
       jobs_.push_back({view.id, view.generation, view.status.epoch, view.status.placements});
       const Job& job = jobs_.back();

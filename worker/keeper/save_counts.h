@@ -12,7 +12,7 @@ namespace tessera {
 
 struct SaveCounts {
   // Upper bounds. A save that took longer than the last one is in a bucket of its own.
-  static constexpr std::array<double, 12> kBounds_s = {0.1, 0.25, 0.5, 1,  2.5, 5,
+  static constexpr std::array<double, 12> kBounds_s = {0.1, 0.25, 0.5, 1,   2.5, 5,
                                                        10,  30,   60,  120, 300, 600};
 
   std::array<int64_t, kBounds_s.size() + 1> counts{};
