@@ -97,6 +97,10 @@ class Connections : public httplib::TaskQueue {
   std::vector<std::thread> threads_;
 };
 
+// The library compresses for those who accept it, with brotli at its slowest: clients could take a
+// daemon's processors with requests of a few bytes.
+void NeverCompressed(httplib::Request& request) { request.headers.erase("Accept-Encoding"); }
+
 // cpp-httplib's server with a deadline for each connection, which it has only for each read.
 class Server : public httplib::Server {
  public:
@@ -132,8 +136,8 @@ class Server : public httplib::Server {
     HttpStream stream(std::move(fd), context.get(), SteadyNow() + longest_);
     bool answered = false;
     try {  // The library throws where a request is malformed in ways that it did not foresee.
-      answered = stream.Open() && process_request(stream, /*close_connection=*/true, is_closed,
-                                                  /*setup_request=*/nullptr);
+      answered = stream.Open() &&
+                 process_request(stream, /*close_connection=*/true, is_closed, NeverCompressed);
     } catch (const std::exception& error) {
       TESSERA_LOG(WARNING, "ends an HTTP connection: {}", std::string(error.what()));
     }

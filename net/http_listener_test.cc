@@ -24,6 +24,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 class HttpListenerTest : public ::testing::Test {
@@ -77,6 +78,17 @@ TEST_F(HttpListenerTest, GetsAPageWithItsParametersAndHeadersThatBrowsersObey) {
                     HasSubstr("X-Content-Type-Options: nosniff"),
                     HasSubstr("Content-Security-Policy: default-src 'none'")));
   EXPECT_THAT(Get("/number"), HasSubstr("none\n"));
+}
+
+TEST_F(HttpListenerTest, ReplyIsNotCompressedWhateverTheClientAccepts) {
+  Start();
+  for (const char* encoding : {"br", "gzip", "deflate, gzip;q=1.0, *;q=0.5"}) {
+    const std::string reply =
+        Send(absl::StrCat("GET /number HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: ", encoding,
+                          "\r\nAccept-Encoding: br\r\n\r\n"));
+    EXPECT_THAT(reply, AllOf(StartsWith("HTTP/1.1 200"), HasSubstr("\r\n\r\nnone\n"),
+                             Not(HasSubstr("Content-Encoding"))));
+  }
 }
 
 TEST_F(HttpListenerTest, OtherPathsAndMethodsAreRefusedByWhatThereIs) {

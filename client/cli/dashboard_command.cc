@@ -1,6 +1,7 @@
 #include "client/cli/dashboard_command.h"
 
 #include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "base/status_macros.h"
 #include "client/cli/ending_signals.h"
 #include "client/cli/endpoint_flags.h"
+#include "client/cli/worker_client.h"
 #include "client/dashboard/dashboard_server.h"
 #include "net/address.h"
 
@@ -40,6 +42,20 @@ std::string CheckSocket(const std::string& worker) {
   return address.ok() ? "" : std::string(address.status().message());
 }
 
+// One that does not answer may start later, so it is no reason to end. Without this only a rank's
+// page would tell.
+absl::Status NameSilentWorkers(const std::vector<Endpoint>& workers, std::ostream* err) {
+  for (const Endpoint& endpoint : workers) {
+    ASSIGN_OR_RETURN(const auto worker, WorkerClient::Create(endpoint));
+    const absl::Status status = worker->GetStatus().status();
+    if (status.ok()) continue;
+    *err << "tessera: no worker answers at --worker " << endpoint.address
+         << ", so the page has no operations of its ranks: " << status.message() << "\n"
+         << std::flush;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Run(const Flags& flags, const Console& console) {
   const EndingSignals signals;  // Before threads start.
   dashboard::ClusterEndpoints endpoints;
@@ -58,6 +74,7 @@ absl::Status Run(const Flags& flags, const Console& console) {
   // The files are this client's for the coordinator; a browser on this node needs none.
   if (!is_local) listener.tls = endpoints.coordinator.tls;
   ASSIGN_OR_RETURN(const auto server, dashboard::DashboardServer::Start(endpoints, listener));
+  RETURN_IF_ERROR(NameSilentWorkers(endpoints.workers, console.err));
   const bool is_v6 = absl::StrContains(address.host, ':');
   *console.out << "dashboard of " << endpoints.coordinator.address << " at http"
                << (listener.tls.empty() ? "" : "s") << "://" << (is_v6 ? "[" : "") << address.host

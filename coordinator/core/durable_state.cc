@@ -181,6 +181,10 @@ std::vector<JobId> DurableState::HoldersOfDevices(const JobId& job,
 }
 
 std::vector<WorkerId> DurableState::ForgettableMembers() const {
+  const auto is_lost = [](const auto& member) { return member.second.lost; };
+  // Each tick asks, and mostly nobody is lost: then the ranks of all jobs need not be visited.
+  const auto& all = members_.members();
+  if (std::none_of(all.begin(), all.end(), is_lost)) return {};
   std::set<WorkerId> needed;
   for (const auto& [id, job] : jobs_) {
     if (IsOver(job.status.state)) continue;

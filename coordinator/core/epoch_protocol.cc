@@ -1,5 +1,6 @@
 #include "coordinator/core/epoch_protocol.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,7 +32,7 @@ void EpochProtocol::AdvanceAll(absl::Time now, Effects* effects) {
   for (const auto& [id, job] : state_->jobs()) ids.push_back(id);
   // With many jobs, most are new and wait for devices. Skip a job that needs more devices than are
   // free, and one that needs no less than a job for which there was no place.
-  int64_t max_free = state_->durable().MaxFreeDevices();
+  std::optional<int64_t> max_free;  // Counted for new jobs alone: it visits all workers and ranks.
   std::map<std::pair<int32_t, int32_t>, const JobSpec*> in_vain;
   for (const JobId& id : ids) {
     const Job& job = *state_->FindJob(id);
@@ -42,12 +43,13 @@ void EpochProtocol::AdvanceAll(absl::Time now, Effects* effects) {
                         !state_->IsBehind(id, job);
     const auto other = in_vain.find(needs);
     const bool is_in_vain = other != in_vain.end() && NeedsNoLess(*job.spec, *other->second);
-    if (is_new && (config.world_size > max_free || is_in_vain)) continue;
+    if (is_new && !max_free.has_value()) max_free = state_->durable().MaxFreeDevices();
+    if (is_new && (config.world_size > *max_free || is_in_vain)) continue;
     const size_t num_changes = effects->records.size();
     Advance(id, now, effects);
     // The change may have freed devices or taken some, so what was found out before is void.
     if (effects->records.size() != num_changes) {
-      max_free = state_->durable().MaxFreeDevices();
+      max_free.reset();
       in_vain.clear();
     } else if (is_new) {
       in_vain[needs] = job.spec.get();

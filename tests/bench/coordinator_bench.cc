@@ -1,5 +1,5 @@
 // What many workers, waiting jobs and waiting calls cost a coordinator: its host with a journal in
-// memory, without gRPC.
+// memory, without gRPC; and what a tick of its core costs where jobs have a rank on each worker.
 //
 //   bazel run //tests/bench:coordinator_bench -- --workers 10000 --jobs 1000 --waiting 4000
 #include <algorithm>
@@ -17,7 +17,9 @@
 #include "base/command_line.h"
 #include "base/log.h"
 #include "base/steady_time.h"
+#include "coordinator/core/coordinator.h"
 #include "coordinator/core/job_spec.h"
+#include "coordinator/core/straggler_watch.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/storage/memory_journal.h"
 
@@ -45,6 +47,26 @@ coordinator::JobSpecPtr SpecOf(int world_size) {
 
 coordinator::Sender SenderOf(int worker) {
   return {WorkerId(absl::StrCat("w", worker)), Incarnation(1)};
+}
+
+void Print(const char* what, std::vector<double> micros) {
+  double all_micros = 0;
+  for (const double each : micros) all_micros += each;
+  std::sort(micros.begin(), micros.end());
+  printf("| %s | %zu | %.2f | %.1f | %.1f |\n", what, micros.size(), all_micros / 1e6,
+         micros[micros.size() / 2], micros[micros.size() * 99 / 100]);
+  fflush(stdout);
+}
+
+template <typename Body>
+void Measure(const char* what, int count, Body body) {
+  std::vector<double> micros;
+  for (int i = 0; i < count; ++i) {
+    const absl::Time at = SteadyNow();
+    body(i);
+    micros.push_back(absl::ToDoubleMicroseconds(SteadyNow() - at));
+  }
+  Print(what, std::move(micros));
 }
 
 class Bench {
@@ -106,26 +128,134 @@ class Bench {
     }
     while (begun < flags_.waiting) std::this_thread::yield();
   }
-  template <typename Body>
-  void Measure(const char* what, int count, Body body) {
-    std::vector<double> micros;
-    const absl::Time began = SteadyNow();
-    for (int i = 0; i < count; ++i) {
-      const absl::Time at = SteadyNow();
-      body(i);
-      micros.push_back(absl::ToDoubleMicroseconds(SteadyNow() - at));
-    }
-    const double seconds = absl::ToDoubleSeconds(SteadyNow() - began);
-    std::sort(micros.begin(), micros.end());
-    printf("| %s | %d | %.2f | %.1f | %.1f |\n", what, count, seconds, micros[count / 2],
-           micros[count * 99 / 100]);
-    fflush(stdout);
-  }
 
   const Flags flags_;
   std::unique_ptr<CoordinatorHost> host_;
   std::atomic<bool> stop_ = false;
   std::vector<std::thread> waiting_;
+};
+
+// Its core alone, with jobs that have a rank on each worker, and with the watches for ranks that are
+// missing or slow. Heartbeats are heard before what is measured.
+class TickBench {
+ public:
+  static constexpr int kRanksOfJob = 240;  // The most.
+
+  explicit TickBench(int num_workers)
+      : num_workers_(num_workers), num_jobs_(num_workers / kRanksOfJob), core_(Options()) {}
+
+  void Run(int times) {
+    Start();
+    Measure("tick where nothing was heard", times, [this](int) { Tick(); });
+    Measure("watch where nothing was heard", times, [this](int) { Watch(); });
+    MeasureWatch("watch where each rank has moved", times, [this](int i) { BeatAll(1, 1 + i); });
+    // One window after the other: compute is the same for all, so that nobody is slow.
+    MeasureWatch("watch where windows of steps end", times, [this](int i) {
+      BeatAll(2 + (i + 1) * coordinator::StragglerWatch::kWindowSteps, 0);
+    });
+    const int64_t last = 3 + times * coordinator::StragglerWatch::kWindowSteps;
+    BeatAll(last, 0);
+    MeasureWatch("watch where one rank of each job is behind", times, [this, last](int i) {
+      for (Job& job : jobs_) {
+        for (int rank = 1; rank < kRanksOfJob; ++rank) Beat(job, rank, last, 1 + i);
+      }
+    });
+  }
+
+ private:
+  struct Job {
+    JobId id;
+    Generation generation;
+    Epoch epoch;
+    std::vector<coordinator::RankPlacement> placements;
+  };
+
+  static coordinator::CoordinatorOptions Options() {
+    coordinator::CoordinatorOptions options;
+    options.placement = coordinator::PlacementRule::kSpread;
+    options.worker_timeout = absl::Hours(1000);
+    options.hang_after = absl::Hours(1000);  // Nothing is wrong yet.
+    return options;
+  }
+  template <typename Call>
+  void Do(Call call) {
+    coordinator::Effects effects;
+    call(&effects);
+    core_.Accept();
+  }
+  void Start() {
+    for (int i = 0; i < num_workers_; ++i) {
+      coordinator::Member member;
+      member.incarnation = Incarnation(1);
+      member.num_devices = 1;
+      Do([&](auto* e) {
+        TESSERA_CHECK(core_.RegisterWorker(SenderOf(i).worker, member, now_, e).ok());
+      });
+    }
+    const coordinator::JobSpecPtr spec = SpecOf(kRanksOfJob);
+    for (int i = 0; i < num_jobs_; ++i) {
+      const std::string id = absl::StrCat("job", i);
+      Do([&](auto* e) { TESSERA_CHECK(core_.CreateJob({id, JobId(id), spec}, now_, e).ok()); });
+      const coordinator::JobView view = *core_.GetJob(JobId(id));
+      jobs_.push_back({view.id, view.generation, view.status.epoch, view.status.placements});
+      const Job& job = jobs_.back();
+      for (const coordinator::RankPlacement& placement : job.placements) {
+        Do([&](auto* e) {
+          const absl::Status prepared =
+              core_.ReportPrepared({placement.worker, Incarnation(1)},
+                                   {job.id, job.generation, job.epoch, Step(0)}, now_, e);
+          TESSERA_CHECK(prepared.ok());
+        });
+      }
+      TESSERA_CHECK(core_.GetJob(job.id)->status.state == coordinator::JobState::kRunning);
+    }
+  }
+  void Beat(const Job& job, int rank, int64_t step, int64_t sequence) {
+    coordinator::RankStatus status;
+    status.step = Step(step);
+    status.sequence = sequence;
+    status.doing = "idle";
+    status.attached = true;
+    status.compute_seconds = 0.01 * static_cast<double>(step);
+    const std::vector<coordinator::JobProgress> progress = {
+        {job.id, job.generation, job.epoch, {{rank, status}}}};
+    Do([&](auto* e) {
+      const coordinator::Sender sender = {job.placements[rank].worker, Incarnation(1)};
+      TESSERA_CHECK(core_.Heartbeat(sender, progress, now_, e).ok());
+    });
+  }
+  void BeatAll(int64_t step, int64_t sequence) {
+    for (const Job& job : jobs_) {
+      for (int rank = 0; rank < kRanksOfJob; ++rank) Beat(job, rank, step, sequence);
+    }
+  }
+  void Tick() {
+    now_ += absl::Milliseconds(50);
+    Do([&](auto* e) { core_.Tick(now_, e); });
+  }
+  void Watch() {
+    Do([&](auto* e) {
+      core_.WatchRanks(now_, e);
+      TESSERA_CHECK(e->events.empty());
+    });
+  }
+  template <typename Prepare>
+  void MeasureWatch(const char* what, int times, Prepare prepare) {
+    std::vector<double> micros;
+    for (int i = 0; i < times; ++i) {
+      prepare(i);
+      Tick();
+      const absl::Time at = SteadyNow();
+      Watch();
+      micros.push_back(absl::ToDoubleMicroseconds(SteadyNow() - at));
+    }
+    Print(what, std::move(micros));
+  }
+
+  const int num_workers_, num_jobs_;
+  coordinator::Coordinator core_;
+  absl::Time now_ = absl::UnixEpoch() + absl::Hours(1);
+  std::vector<Job> jobs_;
 };
 
 }  // namespace
@@ -135,7 +265,7 @@ int main(int argc, char** argv) {
   tessera::Flags flags;
   CLI::App app("What many workers, jobs and calls cost a coordinator.", "coordinator_bench");
   app.add_option("--workers", flags.workers, "that register, of one device each")
-      ->check(CLI::Range(1, 1 << 15))
+      ->check(CLI::Range(2, 1 << 15))
       ->capture_default_str();
   app.add_option("--jobs", flags.jobs, "that wait for devices")
       ->check(CLI::Range(1, 999))
@@ -153,5 +283,6 @@ int main(int argc, char** argv) {
       flags.workers, flags.jobs, flags.waiting);
   printf("|---|---|---|---|---|\n");
   tessera::Bench(flags).Run();
+  tessera::TickBench(std::min(flags.workers, 10000)).Run(200);
   return 0;
 }

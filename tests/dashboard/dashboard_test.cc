@@ -147,6 +147,15 @@ TEST_F(DashboardTest, WhatIsUnknownAndWhatIsWrongIsNamed) {
   EXPECT_EQ(Get("/other")->status, 404);
 }
 
+TEST_F(DashboardTest, WorkerThatDoesNotAnswerIsNamedAtTheStart) {
+  StartPausedJob();
+  StartDashboard({"--worker=" + folder_ + "/nobody", "--worker=" + folder_});
+  const std::string log = testing_support::ReadFile(folder_ + "/dashboard.log");
+  EXPECT_THAT(log, AllOf(HasSubstr("no worker answers"), HasSubstr("/nobody/worker.sock")));
+  EXPECT_THAT(log, Not(HasSubstr(folder_ + "/worker.sock")));
+  EXPECT_FALSE(Ask("/api/rank?job=toy&rank=2")["records"].empty()) << "the other one is asked";
+}
+
 TEST_F(DashboardTest, OnlyReadsAndOnlyForThisMachine) {
   StartCoordinator();
   StartDashboard();

@@ -177,6 +177,37 @@ class MonitoringTest(unittest.TestCase):
         self.assertIn('tessera_workers{state="present"} 1\n', coordinator)
         self.assertRegex(coordinator, r'tessera_grpc_handled_total\{method="CreateJob",code="OK"\} 2')
 
+    def test_checkpoints_are_counted_with_what_each_rank_wrote(self):
+        self.metrics_of_training()
+
+        def counted(rank):
+            text = get(self.cluster.worker_port, "/metrics")
+            labels = rf'{{job_id="toy",rank="{rank}"}}'
+            return [float(re.search(rf"^tessera_checkpoint_{name}{labels} (\S+)$", text, re.M).group(1))
+                    for name in ["seconds_count", "seconds_sum", "bytes_total"]]
+
+        self.assertEqual([counted(0), counted(1)], [[0, 0, 0], [0, 0, 0]])
+        saved = subprocess.run(
+            [TOP / "client/cli/tessera", "save", "--job", "toy", "--to",
+             self.cluster.folder / "checkpoint", f"--coordinator={self.cluster.address}"],
+            capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual(saved.returncode, 0, saved.stderr)
+        # The coordinator may hear of the first rank's end before the other rank says its own.
+        wait_for("the end on both ranks", lambda: counted(0)[0] == 1 and counted(1)[0] == 1)
+        on_disk = sum(file.stat().st_size for file in (self.cluster.folder / "checkpoint").rglob("*"))
+        written = [counted(rank)[2] for rank in range(2)]
+        self.assertTrue(all(bytes > 0 for bytes in written), written)
+        self.assertLess(sum(written), on_disk)  # Headers and the manifest are no rank's.
+        self.assertGreater(sum(written), on_disk / 4)
+
+    def test_each_metric_is_in_the_documents_and_no_other(self):
+        there_are = set.union(*map(metric_names, self.metrics_of_training()))
+        there_are = {name for name in there_are if name.startswith("tessera_")}
+        page = (TOP / "docs/operations/monitoring.md").read_text()
+        named = set(re.findall(r"`(tessera_[a-z_]+)", page))
+        self.assertEqual(there_are - named, set())
+        self.assertEqual(named - there_are, set(), "they are in the page and not shown")
+
     def test_counts_outlive_executors(self):
         trainers = self.cluster.train()
         wait_for("some steps", lambda: self.cluster.committed_step() > 50)

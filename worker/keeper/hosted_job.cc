@@ -185,7 +185,8 @@ v1::JobProgress HostedJob::Progress() const {
 
 RankCounts HostedJob::Counts(Rank rank) const {
   absl::MutexLock lock(&parts_.mu);
-  return {parts_.executors.Of(rank).num_starts, parts_.trainers.num_deaths(rank)};
+  return {parts_.executors.Of(rank).num_starts, parts_.trainers.num_deaths(rank),
+          parts_.saves.CountsOf(rank)};
 }
 
 v1::HeldJob HostedJob::Describe() const {

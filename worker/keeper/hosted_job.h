@@ -44,6 +44,7 @@
 #include "worker/keeper/put_forwarder.h"
 #include "worker/keeper/put_stage.h"
 #include "worker/keeper/rank_supervisor.h"
+#include "worker/keeper/save_counts.h"
 
 namespace tessera {
 
@@ -51,6 +52,7 @@ namespace tessera {
 struct RankCounts {
   int64_t executor_starts = 0;
   int64_t trainer_deaths = 0;
+  SaveCounts saves;
 };
 
 class HostedJob {

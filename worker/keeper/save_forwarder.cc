@@ -33,10 +33,19 @@ void SaveForwarder::OnReport(Rank rank, v1::SaveReport report) {
     *event.mutable_save() = std::move(report);
     return context_->emit(event);
   }
-  open_.erase(rank);
+  // Without a begin it was refused, or a prior attempt had made it, or this repeats how it ended.
+  if (const auto open = open_.find(rank); open != open_.end()) {
+    counts_[rank].Add(open->second, report);
+    open_.erase(open);
+  }
   if (!ended_.Add(report)) return;
   *event.mutable_save() = std::move(report);
   context_->emit(event);
+}
+
+SaveCounts SaveForwarder::CountsOf(Rank rank) const {
+  const auto found = counts_.find(rank);
+  return found == counts_.end() ? SaveCounts() : found->second;
 }
 
 void SaveForwarder::EndOpen(Rank rank, const std::string& how) {

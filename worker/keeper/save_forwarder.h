@@ -13,6 +13,7 @@
 #include "worker/keeper/ended_saves.h"
 #include "worker/keeper/executor_slot.h"
 #include "worker/keeper/job_context.h"
+#include "worker/keeper/save_counts.h"
 
 namespace tessera {
 
@@ -30,6 +31,8 @@ class SaveForwarder {
   void EndOpen(Rank rank, const std::string& how);
   // The last ones that ended, for a coordinator that was away.
   const std::deque<v1::SaveReport>& ended() const { return ended_.reports(); }
+  // Of a rank, since this daemon holds the job.
+  SaveCounts CountsOf(Rank rank) const;
 
  private:
   const JobContext* const context_;
@@ -37,6 +40,7 @@ class SaveForwarder {
   v1::RequestedSave requested_;
   EndedSaves ended_;
   std::map<Rank, v1::SaveReport> open_;  // That the rank's executor has started and not ended.
+  std::map<Rank, SaveCounts> counts_;
 };
 
 }  // namespace tessera

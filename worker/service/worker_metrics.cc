@@ -10,6 +10,7 @@
 #include "shm/control_page.h"
 #include "shm/rank_totals.h"
 #include "worker/keeper/hosted_job.h"
+#include "worker/keeper/save_counts.h"
 
 namespace tessera {
 namespace {
@@ -80,6 +81,18 @@ void AddCounts(const std::vector<RankMetrics>& ranks, MetricsText* metrics) {
   for (const RankMetrics& rank : ranks) metrics->Value(rank.labels, rank.counts.trainer_deaths);
 }
 
+void AddCheckpoints(const std::vector<RankMetrics>& ranks, MetricsText* metrics) {
+  metrics->Histogram("tessera_checkpoint_seconds",
+                     "Time of a checkpoint that the rank took part in, until all ranks had saved.");
+  for (const RankMetrics& rank : ranks) {
+    const SaveCounts& saves = rank.counts.saves;
+    metrics->Buckets(rank.labels, SaveCounts::kBounds_s, saves.counts, saves.sum_s);
+  }
+  metrics->Counter("tessera_checkpoint_bytes_total", "Bytes of those that the rank wrote.");
+  for (const RankMetrics& rank : ranks)
+    metrics->Value(rank.labels, rank.counts.saves.written_bytes);
+}
+
 // One metric of all operations of all ranks.
 void AddOperations(const std::vector<RankMetrics>& ranks, MetricsText* metrics,
                    double (*value)(const RankSums::Operation&)) {
@@ -145,6 +158,7 @@ std::map<std::string, HttpPage> WorkerPages(const Keeper* keeper, WorkerHealth h
     const std::vector<RankMetrics> ranks = RanksOf(jobs);
     AddStates(ranks, &metrics);
     AddCounts(ranks, &metrics);
+    AddCheckpoints(ranks, &metrics);
     AddTimes(ranks, &metrics);
     return metrics.Take();
   };
