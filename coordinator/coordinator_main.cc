@@ -101,7 +101,7 @@ void AddFlags(CLI::App* app, Flags* flags) {
                   "host:port for /metrics (Prometheus), /healthz and /readyz; without it there is "
                   "no HTTP");
   app->add_flag("--insecure-http-listen", flags->server.insecure_http_listen,
-                "permit a --http-listen that other nodes reach, without TLS");
+                "serve --http-listen without TLS, at any address and with TLS files too");
   app->add_option("--worker-timeout", flags->worker_timeout,
                   "silence after which a worker's jobs wait")
       ->capture_default_str();

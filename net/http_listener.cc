@@ -255,7 +255,9 @@ class CppHttplibListener : public HttpListener {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Start(
-    const Options& options, std::map<std::string, HttpPage> pages) {
+    const Options& given, std::map<std::string, HttpPage> pages) {
+  Options options = given;
+  if (options.insecure) options.tls = {};
   ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(options.address));
   if (address.reach == Reach::kUnix) {
     return absl::InvalidArgumentError(

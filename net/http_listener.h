@@ -40,7 +40,7 @@ class HttpListener {
   struct Options {
     std::string address;    // "host:port"; port 0: one that is free.
     TlsFiles tls = {};      // Clients need a certificate of the CA. Read at each connection.
-    bool insecure = false;  // Permits an address that others reach, without TLS.
+    bool insecure = false;  // Any address, and without TLS even where there are TLS files.
     std::string insecure_flag = "--insecure-http-listen";  // What the refusal without it names.
     absl::Duration longest_connection = absl::Seconds(10);
   };

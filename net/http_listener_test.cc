@@ -143,6 +143,15 @@ TEST_F(HttpListenerTest, WithTlsAClientNeedsACertificateOfTheAuthority) {
   EXPECT_EQ(Get("/number"), "") << "plain bytes are no handshake";
 }
 
+TEST_F(HttpListenerTest, WithPermissionItIsPlainEvenWhereThereAreTlsFiles) {
+  ASSERT_OK_AND_ASSIGN(const auto certificates, TestCertificates::Make());
+  HttpListener::Options options = {"0.0.0.0:0"};
+  options.tls = certificates->server();
+  options.insecure = true;
+  Start(options);
+  EXPECT_THAT(Get("/number", "node-7:9090"), StartsWith("HTTP/1.1 200"));
+}
+
 TEST_F(HttpListenerTest, ClientsThatSendSlowlyEndAndOthersAreAnswered) {
   HttpListener::Options options;
   options.longest_connection = absl::Milliseconds(200);

@@ -91,7 +91,7 @@ void AddServerFlags(CLI::App* app, WorkerServer::Options* options) {
                   "host:port for /metrics (Prometheus), /healthz and /readyz; without it there is "
                   "no HTTP");
   app->add_flag("--insecure-http-listen", options->insecure_http_listen,
-                "permit a --http-listen that other nodes reach, without TLS");
+                "serve --http-listen without TLS, at any address and with TLS files too");
   options->executor_binary = ExecutorBesideThis();
   app->add_option("--executor-binary", options->executor_binary,
                   "path of tessera-executor; without it, the one beside this program");
