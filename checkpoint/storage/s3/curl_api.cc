@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
@@ -10,6 +11,14 @@ namespace {
 
 constexpr char kLibrary[] = "libcurl.so.4";
 constexpr unsigned kFirstVersion = 0x075500;  // 7.85, which has CURLOPT_PROTOCOLS_STR.
+
+// Its symbols are nobody else's, and it and its OpenSSL find their own before this process's: a
+// Python wheel brings another OpenSSL. Sanitizers refuse the latter.
+#if defined(ABSL_HAVE_ADDRESS_SANITIZER) || defined(ABSL_HAVE_THREAD_SANITIZER)
+constexpr int kMode = RTLD_NOW | RTLD_LOCAL;
+#else
+constexpr int kMode = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
+#endif
 
 absl::Status Missing(absl::string_view why) {
   return absl::FailedPreconditionError(absl::StrCat(
@@ -23,8 +32,7 @@ bool Find(void* library, const char* name, Function* function) {
 }
 
 absl::StatusOr<const CurlApi*> Load() {
-  // RTLD_LOCAL: its symbols are nobody else's.
-  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  void* const library = dlopen(kLibrary, kMode);
   if (library == nullptr) return Missing(dlerror());
   auto* const api = new CurlApi();
   decltype(&::curl_version_info) version_info = nullptr;
