@@ -134,8 +134,6 @@ void StateAccess::SaveWanted() {
 
 void StateAccess::DeferWantedSaves() { session_->state().defers_saves = true; }
 
-int64_t StateAccess::deferred_save() const { return session_->state().deferred_save; }
-
 void StateAccess::MakeDeferredSave() {
   const int64_t number = std::exchange(session_->state().deferred_save, 0);
   if (number != 0) MakeWantedSave(number);

@@ -55,7 +55,6 @@ class StateAccess {
   // From now on SaveWanted() notes the request's number, and MakeDeferredSave() makes the save: on all
   // ranks alike, before what changes the state. An epoch that ends ends the attempt.
   void DeferWantedSaves();
-  int64_t deferred_save() const;  // 0: none.
   void MakeDeferredSave();
   // Makes the request of SaveWanted; else it has nothing of the trainer's own.
   void OnWantedSave(std::function<std::string(int64_t number)> request);
