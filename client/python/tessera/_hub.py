@@ -58,6 +58,12 @@ async def receive(reader: asyncio.StreamReader) -> dict:
     return message
 
 
+def status_of(message: dict, otherwise: int) -> int:
+    """Of the end that a message tells; `otherwise` where it has no exit status."""
+    status = message.get("status")
+    return status if isinstance(status, int) and 0 <= status < 256 else otherwise
+
+
 def tls_options(context: ssl.SSLContext | None) -> dict:
     return {"ssl": context, **({} if context is None else {"ssl_handshake_timeout": 10.0})}
 
@@ -173,7 +179,7 @@ class Hub:
 
     def _take(self, node: int, message: dict) -> None:
         if "failed" in message:
-            self._end(f"node {node}: {message['failed']}", int(message["status"]))
+            self._end(f"node {node}: {message['failed']}", status_of(message, 1) or 1)
         elif "leaves" in message:
             reason = f"node {node}: {message['leaves']}"
             if self._can_be_replaced(node):

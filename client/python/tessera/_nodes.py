@@ -11,7 +11,7 @@ import threading
 import time
 
 from ._hub import (GOODBYE_SECONDS, LOST, Hub, JobEnded, keep_alive, receive, say, send,
-                   tls_options)
+                   status_of, tls_options)
 from .errors import TesseraError
 
 _RETRY_SECONDS = 0.2
@@ -48,7 +48,7 @@ class Member:
                                "UNAVAILABLE") from None
         if "begin" not in answer:
             raise JobEnded(answer.get("end") or f"{self._hub} has ended",
-                           answer.get("status", LOST))
+                           status_of(answer, LOST))
         self._listening = asyncio.ensure_future(self._listen())
         return answer["begin"]["master_port"], self._writer.get_extra_info("sockname")[0]
 
@@ -86,7 +86,7 @@ class Member:
         gone = f"{self._hub} is gone: its launcher was killed, or the network does not reach it"
         try:
             answer = await receive(self._reader)
-            self.reason, self.status = answer.get("end", gone), answer.get("status", LOST)
+            self.reason, self.status = answer.get("end", gone), status_of(answer, LOST)
         except (OSError, ValueError):
             self.reason = gone
         self.ended.set()
