@@ -140,11 +140,11 @@ class TenMinutesTest(unittest.TestCase):
                 self.assertNotRegex(said[-1], r"(?m)^exit [1-9]", text)
         return said
 
-    def await_status(self, condition):
+    def await_said(self, command, condition):
         """Types what the page's reader does again and again, until the condition holds."""
         deadline = time.monotonic() + _SECONDS
         while True:
-            said = self.shells["node1"].type("tessera status $access")
+            said = self.shells["node1"].type(command)
             if condition(said):
                 return
             if time.monotonic() > deadline:
@@ -161,12 +161,17 @@ class TenMinutesTest(unittest.TestCase):
         self.assertEqual(len(losses), 2, first)
         self.assertLess(max(losses), 0.9)
         self.type_section("Certificates, a coordinator, two workers")
+        # The section starts them in the background.
+        self.await_said("tessera workers $access",
+                        lambda said: "tessera:" not in said and all(n in said for n in _NODES))
         self.type_section("A job over both nodes")
-        self.await_status(lambda said: "4 of 4 ranks attached" in said and "loss" in said)
+        self.await_said("tessera status $access",
+                        lambda said: "4 of 4 ranks attached" in said and "loss" in said)
         self.assertRegex(self.type_section("A checkpoint")[0], "checkpoints/first: whole")
         before, _ = self.type_section("A worker dies")
-        self.await_status(lambda said: "daemon was replaced" in said and "RUNNING" in said and
-                          step_of(said) > step_of(before) + 1)
+        self.await_said("tessera status $access", lambda said: (
+            "daemon was replaced" in said and "RUNNING" in said and
+            step_of(said) > step_of(before) + 1))
         self.type_section("The end")
         for shell in self.shells.values():
             shell.close()
