@@ -162,8 +162,8 @@ class TenMinutesTest(unittest.TestCase):
         self.assertLess(max(losses), 0.9)
         self.type_section("Certificates, a coordinator, two workers")
         # The section starts them in the background.
-        self.await_said("tessera workers $access",
-                        lambda said: "tessera:" not in said and all(n in said for n in _NODES))
+        self.await_said("grep -l 'connected to coordinator' worker-*.log",
+                        lambda said: all(f"worker-{name}.log" in said for name in _NODES))
         self.type_section("A job over both nodes")
         self.await_said("tessera status $access",
                         lambda said: "4 of 4 ranks attached" in said and "loss" in said)
