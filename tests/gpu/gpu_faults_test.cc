@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -81,11 +82,13 @@ class GpuFaultsTest : public testing::Test {
   static std::string OwnProgram() {
     return std::filesystem::read_symlink("/proc/self/exe").string();
   }
-  void StartCluster() {
+  // `faults`: of each executor, see base/fault_point.h.
+  void StartCluster(const std::string& faults = "") {
     memory_ = std::make_shared<WatchedMemory>(gpu_.memory);
     LocalCluster::Options options;
     options.num_devices = kWorldSize;
     options.executor_binary = script_;
+    if (!faults.empty()) options.executor_flags = {"--fault-points=" + faults};
     options.device_memory = memory_;
     options.machine = std::make_shared<ExecutorMachine>();
     options.machine->make_device = gpu_.make_device;
@@ -226,6 +229,33 @@ TEST_F(GpuFaultsTest, KilledExecutorsLeaveAllThatLiesOnTheGpu) {
   ASSERT_OK_AND_ASSIGN(const std::vector<float> values, Values(&team, device_.get()));
   EXPECT_EQ(values, expected);
 }
+
+// Each rank's executor is killed there, or stopped, as by a driver that hangs, and killed for it.
+class GpuFaultsAtPointsTest
+    : public GpuFaultsTest,
+      public testing::WithParamInterface<std::tuple<const char*, const char*>> {};
+
+TEST_P(GpuFaultsAtPointsTest, ExecutorsAreReplacedAndTheModelIsTheSame) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
+  const auto& [point, action] = GetParam();
+  StartCluster(absl::StrCat(point, action));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(Job(*cluster_)));
+  const std::map<std::string, int> executors = Executors();
+  ASSERT_OK(Train(&team, device_.get(), kSteps));
+  for (const auto& [label, pid] : Executors()) EXPECT_NE(pid, executors.at(label)) << label;
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> values, Values(&team, device_.get()));
+  EXPECT_EQ(values, expected);
+}
+
+// In the middle of the steps; the successors do not come there again.
+INSTANTIATE_TEST_SUITE_P(Steps, GpuFaultsAtPointsTest,
+                         testing::Combine(testing::Values("step.before-vote", "step.after-vote",
+                                                          "step.after-decision",
+                                                          "step.before-publish"),
+                                          testing::Values("=kill@8", "=stop@8")));
+INSTANTIATE_TEST_SUITE_P(Units, GpuFaultsAtPointsTest,
+                         testing::Combine(testing::Values("reduce.started"),
+                                          testing::Values("=kill@22", "=stop@22")));
 
 TEST_F(GpuFaultsTest, KilledTrainerLeavesTheShardsAndItsSuccessorEndsWithTheSameModel) {
   StartCluster();
