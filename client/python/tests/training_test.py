@@ -661,7 +661,8 @@ class StateTest(Case):
         expected, actual = (get_state_dict(*of)[1] for of in ((plain, theirs), (sharded, ours)))
         self.assertEqual(list(expected["state"]), list(actual["state"]))
         for name, entry in expected["state"].items():
-            torch.testing.assert_close(actual["state"][name], entry)
+            # A job's state is in host memory.
+            torch.testing.assert_close(actual["state"][name], entry, check_device=False)
 
     def test_names_are_those_of_state_dict_in_checkpoint_wrappers_too(self):
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
