@@ -40,18 +40,18 @@ class HybridKillPointTest : public HybridKillTest,
 
 TEST_P(HybridKillPointTest, StepIsUndoneOrDoneInBothGroups) {
   ASSERT_FALSE(UndisturbedHybrid().empty());
-  const auto& [point, on_second] = GetParam();
-  const std::string faults = absl::StrCat(point, "=kill@11");
+  const auto& [faults, on_second] = GetParam();
   StartBoth(on_second ? "" : faults, on_second ? faults : "");
   EXPECT_EQ(Finish(), UndisturbedHybrid());
   EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + (on_second ? "/second.log" : "/worker.log")),
                                 "killed by signal 9"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Points, HybridKillPointTest,
-                         testing::Combine(testing::Values("step.before-vote", "step.after-vote",
-                                                          "step.before-publish"),
-                                          testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(
+    Points, HybridKillPointTest,
+    testing::Combine(testing::Values("initialize.after-barrier=kill@1", "step.before-vote=kill@11",
+                                     "step.after-vote=kill@11", "step.before-publish=kill@11"),
+                     testing::Bool()));
 
 }  // namespace
 }  // namespace tessera

@@ -76,26 +76,27 @@ TEST_F(SeveralWorkersKillTest, KilledCoordinatorRestartsAndTheModelIsBitIdentica
 }
 
 // The executors of one worker end at a point of the step, the other's do not. After the vote the
-// other worker decides, and the one whose executors are gone must learn what.
+// other worker decides, and the one whose executors are gone must learn what. So it must after the
+// barrier of the first values, which the other worker then has.
 class SeveralWorkersKillPointTest
     : public SeveralWorkersKillTest,
       public testing::WithParamInterface<std::tuple<const char*, bool>> {};
 
 TEST_P(SeveralWorkersKillPointTest, StepIsUndoneOrDoneOnBothWorkers) {
   ASSERT_FALSE(UndisturbedModel().empty());
-  const auto& [point, on_second] = GetParam();
-  const std::string faults = absl::StrCat(point, "=kill@11");
+  const auto& [faults, on_second] = GetParam();
   StartBoth(on_second ? "" : faults, on_second ? faults : "");
   EXPECT_EQ(Finish(), UndisturbedModel());
   EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + (on_second ? "/second.log" : "/worker.log")),
                                 "killed by signal 9"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Points, SeveralWorkersKillPointTest,
-                         testing::Combine(testing::Values("step.before-vote", "step.after-vote",
-                                                          "step.after-decision",
-                                                          "step.before-publish"),
-                                          testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(
+    Points, SeveralWorkersKillPointTest,
+    testing::Combine(testing::Values("initialize.after-barrier=kill@1", "step.before-vote=kill@11",
+                                     "step.after-vote=kill@11", "step.after-decision=kill@11",
+                                     "step.before-publish=kill@11"),
+                     testing::Bool()));
 
 TEST_F(SeveralWorkersKillTest, JobIsLostWithTheMemoryOfEitherWorker) {
   StartHalfRun();

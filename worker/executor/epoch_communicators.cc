@@ -104,7 +104,7 @@ void EpochCommunicators::FindDirectWay() {
 absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communicator* control) {
   struct OfRank {
     Way way;
-    uint8_t has_slots;
+    uint8_t has_slots, has_values;
     DirectPlace place;
   };
   // Asked in each epoch: a registration that failed before is not tried again.
@@ -113,10 +113,13 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
                        : registers.ok()   ? Way::kDirectAndRegistered
                                           : Way::kDirect,
                        static_cast<uint8_t>(memory_->parameters.plan.num_slots() > 0),
+                       static_cast<uint8_t>(memory_->has_values()),
                        direct_ == nullptr ? DirectPlace() : direct_->place()};
   std::vector<OfRank> all(control->size());
   // Every rank sees the same answers, so all choose the same way.
   RETURN_IF_ERROR(control->AllGather(&mine, all.data(), sizeof(mine)));
+  job_has_values_ =
+      std::any_of(all.begin(), all.end(), [](const OfRank& rank) { return rank.has_values != 0; });
   slots_.reset();
   // If some rank has slots, the order of gathers depends on them, so all ranks keep this table.
   if (std::any_of(all.begin(), all.end(), [](const OfRank& rank) { return rank.has_slots != 0; })) {

@@ -59,6 +59,8 @@ class EpochCommunicators {
   bool moves_directly() const { return moves_directly_; }
   // Of Join: by which all ranks order their windows, since some have slots; null: none has.
   const ParameterPlan* slots() const { return slots_.has_value() ? &*slots_ : nullptr; }
+  // Of Join: whether a rank of any worker knows that the job has values.
+  bool job_has_values() const { return job_has_values_; }
 
  private:
   // A row's communicator, and whether anyone has aborted it: from any thread.
@@ -88,7 +90,8 @@ class EpochCommunicators {
   absl::StatusOr<Joined> JoinRow(Epoch epoch, Row row, const v1::ExecutorStart& start);
   // How ranks move what is on their devices: as the one that can do least.
   enum class Way : uint8_t { kByHost, kDirect, kDirectAndRegistered };
-  // The same on all ranks, as is what slots() is then. By the hosts where two ranks share a GPU.
+  // The same on all ranks, as are slots() and job_has_values() then. By the hosts where two ranks
+  // share a GPU.
   absl::StatusOr<Way> AgreeOnWay(Communicator* control);
   absl::StatusOr<std::unique_ptr<Communicator>> JoinDirect(Joined joined, Row row, Way way);
 
@@ -96,7 +99,7 @@ class EpochCommunicators {
   const MakeDirectCommunicators make_direct_;
   std::unique_ptr<RankKernels> reduce_kernels_, gather_kernels_;  // Of a GPU; else null.
   std::unique_ptr<DirectCommunicators> direct_;  // Null: this rank has no such way.
-  bool moves_directly_ = false;
+  bool moves_directly_ = false, job_has_values_ = false;
   std::unique_ptr<EpochMeshes> meshes_;  // Of the epoch that is prepared.
   std::unique_ptr<Communicator> reduce_, files_, gather_, of_host_;
   HostsCommunicator* files_between_hosts_ = nullptr;  // files_; null where there is one worker.

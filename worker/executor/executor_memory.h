@@ -88,6 +88,9 @@ struct ExecutorMemory {
   UpdateCounts update_counts() const {
     return UpdateCounts(group.data() + kGroupPageBytes, plan.num_parameters());
   }
+  // Whether the rank has its part of the job's values, as far as this worker has heard.
+  bool has_values() const { return group_page()->initialized.load() != 0 && !lacks_values(); }
+  bool lacks_values() const { return group_page()->ranks[local_index()].lacks_values.load() != 0; }
   // Whether some trainer of this rank was another user's than the worker's, ever.
   bool had_foreign_trainer() const {
     return group_page()->ranks[local_index()].had_foreign_trainer.load() != 0;

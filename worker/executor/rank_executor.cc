@@ -266,6 +266,10 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   if (engine_ != nullptr) Quiesce(absl::AbortedError("a new epoch starts"));
   // Waits for the peers of the epoch, at most until the collective timeout.
   RETURN_IF_ERROR(communicators_.Join(epoch, start));
+  // All ranks passed the barrier of the first values if one has noted it. All executors of a worker
+  // may have died between the barrier and their note.
+  if (communicators_.job_has_values() && !memory_.lacks_values())
+    memory_.group_page()->initialized.store(1, std::memory_order_release);
   if (memory_.device->is_separate()) {
     gradient_events_ =
         std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
