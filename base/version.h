@@ -13,7 +13,7 @@ namespace tessera {
 inline constexpr char kVersion[] = "0.1.0";
 // Of what processes of one cluster say to each other and keep in shared memory. To be raised with
 // each change after which an older process would misunderstand a newer one, or the reverse.
-inline constexpr int kProtocol = 6;
+inline constexpr int kProtocol = 7;
 
 // "Tessera 0.1.0, protocol 2".
 inline std::string DescribeVersion(absl::string_view version, int protocol) {

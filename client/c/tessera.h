@@ -100,7 +100,7 @@ typedef struct tessera_open_options {
   const char* job_id;
   const char* model_json;
   const char* config_json;
-  int32_t rank;
+  int32_t rank;                  /* -1: any of the worker's without a trainer; see tessera_rank */
   int32_t insecure_connect;      /* Permits a coordinator of another node without TLS. */
   int32_t wait_if_attached;      /* For a trainer that replaces one that died. */
   int32_t unguarded_windows;     /* Parameters stay readable outside their windows. */

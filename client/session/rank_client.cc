@@ -106,6 +106,14 @@ absl::Status RankClient::Connect(absl::Time deadline) {
   generation_ = job.generation();
   attach_key_ = job.attach_key();
   ASSIGN_OR_RETURN(AttachedRank rank, Attach(/*former=*/0, options_.wait_if_attached, deadline));
+  // Checked, since sizes and offsets follow from it.
+  const int given = rank.response.rank();
+  if (given < 0 || given >= options_.config.world_size ||
+      (options_.rank != kAnyRank && given != options_.rank)) {
+    return absl::UnavailableError(
+        absl::StrCat("the worker gave rank ", given, " of ", options_.config.world_size));
+  }
+  options_.rank = given;
   KeepLease(std::move(rank.lease));
   attachment_ = rank.response.attachment();
   outlives_daemon_ = rank.response.outlives_daemon();

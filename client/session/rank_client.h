@@ -132,7 +132,7 @@ class RankClient {
   absl::Status NameMissing(absl::Status status) const;
   absl::Status StageBuffers(OpKind kind);
 
-  const SessionOptions options_;
+  SessionOptions options_;  // Its rank is that of the first attachment, where it was kAnyRank.
   const std::function<void()> on_epoch_;
   ModelLayout layout_;
   JobMemory plan_;

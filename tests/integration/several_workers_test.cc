@@ -1,5 +1,6 @@
 // Jobs whose ranks are on several workers: real workers, each with memory of its own, real sockets
 // between their executors.
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -97,6 +98,34 @@ TEST_P(SeveralWorkersTest, UnitsWithFrozenParametersTrainToTheReferenceAndReduce
                               static_cast<int64_t>(sizeof(float)));
     }
   }
+}
+
+TEST(AnyRankTest, TrainersThatNameNoneAreTheRanksOfTheirWorkers) {
+  const Hosts hosts = {2, 2, 4};
+  const auto cluster = StartCluster(hosts);
+  SessionOptions options = ToyOptions(*cluster, "toy", hosts.world_size);
+  options.rank = kAnyRank;
+  std::vector<SessionOptions> trainers;
+  for (const int worker : {1, 0, 1, 0}) {
+    options.worker_address = cluster->worker_address(worker);
+    trainers.push_back(options);
+  }
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::OpenEach(trainers));
+  const auto ranks_of = [&](int first, int second) {
+    return std::set<int>{team.session(first)->rank(), team.session(second)->rank()};
+  };
+  EXPECT_EQ(ranks_of(1, 3), (std::set<int>{0, 1}));
+  EXPECT_EQ(ranks_of(0, 2), (std::set<int>{2, 3}));
+  ASSERT_OK(team.TrainTo(2));
+  EXPECT_THAT(Session::Open(options),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("all 2 of its ranks on this worker are attached to trainers")));
+  // The next one is the rank whose trainer has gone.
+  const int left = team.session(1)->rank();
+  team.Close(1);
+  ASSERT_OK_AND_ASSIGN(const auto next, Session::Open(options));
+  EXPECT_EQ(next->rank(), left);
+  EXPECT_EQ(next->next_step(), 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(

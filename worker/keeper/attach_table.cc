@@ -28,6 +28,12 @@ bool IsFormer(int64_t claimed, Incarnation former) {
   return claimed > 0 && claimed <= former.value();
 }
 
+constexpr int kAnyRank = -1;  // AttachRequest.rank
+
+std::string NameOf(const v1::AttachRequest& request) {
+  return request.rank() == kAnyRank ? "any rank" : absl::StrCat("rank ", request.rank());
+}
+
 // `process`: a descriptor of it.
 // A descriptor of a process, unlike its pid, never comes to mean another one.
 bool IsRunning(const UniqueFd& process) {
@@ -53,7 +59,7 @@ absl::Status CheckTrainer(const JobContext& context, const std::string& attach_k
     // An executor reads and writes all ranks' memory, which only the worker's user may.
     if (request.hosts_executor()) {
       return absl::PermissionDeniedError(
-          absl::StrCat(who, "the trainer of rank ", request.rank(), " runs as user ", peer.uid,
+          absl::StrCat(who, "the trainer of ", NameOf(request), " runs as user ", peer.uid,
                        "; only a trainer of the worker's own user can have its executor in its "
                        "process (SessionOptions::host_executor)"));
     }
@@ -63,14 +69,14 @@ absl::Status CheckTrainer(const JobContext& context, const std::string& attach_k
                                                       world_size, ", the trainer says ",
                                                       request.world_size()));
   }
-  if (request.rank() < 0 || request.rank() >= world_size)
+  if (request.rank() < kAnyRank || request.rank() >= world_size)
     return absl::NotFoundError(absl::StrCat(who, "no rank ", request.rank(), " of ", world_size));
   // Trainer and worker compute offsets apart. Equal digests mean that they compute the same ones.
   if (request.layout_digest() != LayoutDigest(context.regions.layout())) {
     return absl::FailedPreconditionError(
-        absl::StrCat(who, "the trainer of rank ", request.rank(), " computed another layout"));
+        absl::StrCat(who, "the trainer of ", NameOf(request), " computed another layout"));
   }
-  if (local.Has(request.rank())) return absl::OkStatus();
+  if (request.rank() == kAnyRank || local.Has(request.rank())) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat(who, "rank ", request.rank(),
                                           " is on another worker; here are ranks ", local.first(),
                                           " to ", local.first() + local.count() - 1));
@@ -94,6 +100,21 @@ void AttachTable::KeepFor(std::map<int, UniqueFd> former_trainers) {
     entry.former_process = std::move(process);
     entry.former_until = SteadyNow() + kFormerTrainerTimeout;
   }
+}
+
+absl::StatusOr<Rank> AttachTable::RankFor(const v1::AttachRequest& request, absl::Time now) const {
+  if (request.rank() != kAnyRank) return Rank(request.rank());
+  const LocalRanks& local = context_->local();
+  v1::AttachRequest one = request;
+  for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
+    one.set_rank(rank);
+    if (CheckIsFree(Of(Rank(rank)), one, now).ok()) return Rank(rank);
+  }
+  return WithRetry(
+      absl::AlreadyExistsError(absl::StrCat(
+          "job '", context_->job_id, "': all ", local.count(),
+          " of its ranks on this worker are attached to trainers, or kept for theirs")),
+      v1::RETRY_WHEN_FREE);
 }
 
 absl::Status AttachTable::CheckIsFree(const Entry& entry, const v1::AttachRequest& request,
@@ -144,9 +165,10 @@ void AttachTable::EndWhatWasLeft(const Entry& entry, const v1::AttachRequest& re
   }
 }
 
-absl::StatusOr<GivenRank> AttachTable::Attach(const v1::AttachRequest& request,
-                                              const PacketPeer& peer, absl::Time now) {
-  const Rank rank(request.rank());
+absl::StatusOr<GivenRank> AttachTable::Attach(v1::AttachRequest request, const PacketPeer& peer,
+                                              absl::Time now) {
+  ASSIGN_OR_RETURN(const Rank rank, RankFor(request, now));
+  request.set_rank(rank.value());
   Entry& entry = Of(rank);
   RETURN_IF_ERROR(CheckIsFree(entry, request, now));
   if (context_->needs_hosts() && !request.hosts_executor())
@@ -176,6 +198,7 @@ absl::StatusOr<GivenRank> AttachTable::Attach(const v1::AttachRequest& request,
   entry.reported.Clear();
   TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({}), process {} of user {}",
               context_->job_id, rank.value(), entry.attachment.value(), peer.pid, peer.uid);
+  given.response.set_rank(rank.value());
   given.response.set_attachment(entry.attachment.value());
   given.response.set_epoch(epochs_->epoch().value());
   given.response.set_outlives_daemon(context_->vault != nullptr);

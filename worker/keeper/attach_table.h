@@ -63,7 +63,7 @@ class AttachTable {
   // Binds the rank to a trainer that CheckTrainer accepts; see AttachRequest for the errors. If the
   // previous trainer left in the middle of a step, this ends the epoch, so that all ranks start
   // that step again; so does a trainer that hosts the rank's executor.
-  absl::StatusOr<GivenRank> Attach(const v1::AttachRequest& request, const PacketPeer& peer,
+  absl::StatusOr<GivenRank> Attach(v1::AttachRequest request, const PacketPeer& peer,
                                    absl::Time now);
   void Detach(Rank rank, Incarnation attachment, Leaving how);
   // Numbers of the trainer of this attachment, which CheckReportedName accepts.
@@ -100,6 +100,8 @@ class AttachTable {
   };
   Entry& Of(Rank rank) { return entries_[rank.value() - context_->local().first()]; }
   const Entry& Of(Rank rank) const { return entries_[rank.value() - context_->local().first()]; }
+  // The request's, or the first that is free where it names none.
+  absl::StatusOr<Rank> RankFor(const v1::AttachRequest& request, absl::Time now) const;
   absl::Status CheckIsFree(const Entry& entry, const v1::AttachRequest& request,
                            absl::Time now) const;
   // Ends the epoch in which another trainer of the rank left something that only it could finish.

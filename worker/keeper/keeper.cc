@@ -252,7 +252,7 @@ absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
   ASSIGN_OR_RETURN(trainer.given, job->Attach(request, peer, SteadyNow()));
   trainer.job_id = request.job_id();
   trainer.generation = job->generation();
-  trainer.rank = Rank(request.rank());
+  trainer.rank = Rank(trainer.given.response.rank());
   trainer.attachment = Incarnation(trainer.given.response.attachment());
   trainer.hosts_executor = request.hosts_executor();
   return trainer;

@@ -34,13 +34,17 @@ using DeviceMaker =
 using ExecutorIsStuck = std::function<void(const absl::Status& why)>;
 using HostExecutor = std::function<absl::Status(UniqueFd socket, const ExecutorIsStuck& stuck)>;
 
+// SessionOptions::rank: the lowest of the worker's ranks that has no trainer, so that trainers need
+// not know which ranks are on their node. Session::rank() says which one it is.
+constexpr int kAnyRank = -1;
+
 struct SessionOptions {
   std::string coordinator_address;  // "host:port"
   std::string worker_address;       // "unix:/.../worker.sock", the worker of this node.
   TlsFiles tls = {};                // For the way to the coordinator; see net/transport_security.h.
   bool insecure_connect = false;    // Permits a coordinator of another machine without TLS.
   std::string job_id;
-  int rank = 0;
+  int rank = 0;  // Or kAnyRank.
   ModelSpec model;
   JobConfig config;
   absl::Duration attach_timeout = absl::Seconds(60);
