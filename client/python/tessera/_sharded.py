@@ -20,6 +20,7 @@ from ._windows import Windows
 from .errors import OutsideWindowError, StepUndone, TesseraError
 
 _attached: "weakref.WeakSet[Sharded]" = weakref.WeakSet()
+_names: set[tuple] = set()  # Coordinators and jobs that models of this process were attached to.
 
 
 @atexit.register
@@ -82,6 +83,7 @@ class Sharded:
         if self.attached:
             return
         self._context = _cluster.context(self._gpu_of_model())
+        self._check_name()
         config = dict(self._config)
         config["world_size"] = self._context.world_size
         config.setdefault("optimizer", {"kind": kind, "groups": groups or [{}]})
@@ -110,6 +112,7 @@ class Sharded:
             lib.close(session)
             raise
         _attached.add(self)
+        _names.add((self._context.coordinator, self._job_id()))
 
     def _gpu_of_model(self) -> int | None:
         devices = {p.device for unit in self.units for p in unit.parameters}
@@ -128,6 +131,16 @@ class Sharded:
             f"the model is on cuda:{wanted}, and rank {lib.rank(self.session)} of job "
             f"'{self._job_id()}' is {where}: start its worker with --gpu {wanted}, or move the "
             "model first", "FAILED_PRECONDITION")
+
+    def _check_name(self) -> None:
+        """Errors: ALREADY_EXISTS  another model of this process had the launcher's job, whose values
+        this one would take over."""
+        if self._job is None and (self._context.coordinator, self._job_id()) in _names:
+            raise TesseraError(
+                f"job '{self._job_id()}' is that of another model of this process: give this one a "
+                f"job of its own, shard(model, job='NAME'), or go on with that job's values, "
+                f"shard(model, job='{self._job_id()}'), after detach() of the other",
+                "ALREADY_EXISTS")
 
     def _job_id(self) -> str:
         return self._job or self._context.job
@@ -621,7 +634,7 @@ def shard(model: torch.nn.Module, units=None, *, strategy: str = "FULL_SHARD",
     units: what is gathered and reduced together: a class or classes of modules, modules, or a
       predicate. What is in none of them is in the root's unit.
     strategy: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2.
-    job: the job's name; None: the launcher's.
+    job: the job's name; None: the launcher's, which one model of a process can have.
     meta_init: sets the parameters of a module that is on the meta device; None: the module's
       reset_parameters().
     executor_in_process: the rank's executor is a thread of this process instead of a process of the

@@ -1001,6 +1001,25 @@ class MisuseTest(Case):
         with self.assertRaisesRegex(tessera.TesseraError, "shard\\(model\\)"):
             tessera.AdamW(Model())
 
+    def test_a_second_model_does_not_take_the_values_of_the_first_unasked(self):
+        first, second, third = Model(), Model(), Model()
+        tessera.SGD(tessera.shard(first), lr=0.1)
+        self.models.append(first)
+        job = first.tessera._job_id()
+        loss_of(first, batches(1)[0]).backward()
+        first.tessera.optimizer.step()
+        with self.assertRaisesRegex(tessera.TesseraError, f"job '{job}' is that of another model"):
+            tessera.SGD(tessera.shard(second), lr=0.1)
+        trained = first.state_dict()
+        first.tessera.detach()
+        with self.assertRaisesRegex(tessera.TesseraError, "a job of its own"):
+            tessera.SGD(second, lr=0.1)
+        tessera.SGD(tessera.shard(third, job=job), lr=0.1)
+        self.models.append(third)
+        self.assertEqual(third.tessera.next_step, 2)
+        for name, value in third.state_dict().items():
+            self.assertTrue(torch.equal(value, trained[name]), name)
+
     def test_an_optimizer_before_a_forward_and_only_one(self):
         _, sharded = self.pair()
         tessera.SGD(sharded)

@@ -1,5 +1,5 @@
-"""Steps of a byte-level GPT by Tessera, by PyTorch's FSDP2 and DDP, and by DeepSpeed's ZeRO-3 where
-it is installed, on the CPUs of one machine.
+"""Steps of a byte-level GPT by Tessera from Python and from C++, by PyTorch's FSDP2 and DDP, and by
+DeepSpeed's ZeRO-3 where it is installed, on the CPUs of one machine.
 
     tools/bench --peers [--json rows.json]
 
@@ -21,7 +21,9 @@ import sys
 import tempfile
 import time
 
-WAYS = ("tessera", "fsdp2", "ddp") + (
+# training_peer.cc, built against the libtorch of this Python; empty: no row in C++.
+CPP_PROGRAM = os.environ.get("TESSERA_TRAINING_PEER", "")
+WAYS = ("tessera",) + (("tessera-c++",) if CPP_PROGRAM else ()) + ("fsdp2", "ddp") + (
     ("deepspeed",) if importlib.util.find_spec("deepspeed") else ())
 # Width, heads, blocks, context. The first is tests/demo/gpt.h's.
 # With almost nothing to compute, the narrow one's steps are what a way does for its units.
@@ -171,13 +173,20 @@ def run(options, way, model, world_size, batch):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu",
                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "WORLD_SIZE": str(world_size)}
         cluster = None
-        if way == "tessera":
+        if way.startswith("tessera"):
             from tessera import _cluster
             cluster = _cluster.Cluster(pathlib.Path(folder), world_size)
             environment |= cluster.addresses()
+        def command(rank):
+            if way == "tessera-c++":
+                return [CPP_PROGRAM, environment["TESSERA_COORDINATOR"],
+                        environment["TESSERA_WORKER"], str(rank), str(world_size),
+                        *map(str, MODELS[model]), str(batch), str(options.steps)]
+            return [sys.executable, __file__, "--rank-of", way, "--model", model, "--batch",
+                    str(batch), "--steps", str(options.steps)]
+
         ranks = [subprocess.Popen(
-            [sys.executable, __file__, "--rank-of", way, "--model", model, "--batch", str(batch),
-             "--steps", str(options.steps)],
+            command(rank),
             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE, text=True) for rank in range(world_size)]
         try:
@@ -210,6 +219,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="also as JSON")
+    parser.add_argument("--ways", default=",".join(WAYS), help="fsdp2 among them")
     parser.add_argument("--models", default="demo,100M,narrow")
     parser.add_argument("--world-sizes", default="2,4")
     parser.add_argument("--batches", default="1,8", help="windows of each rank")
@@ -223,14 +233,14 @@ def main():
         run_rank(options)
         return
     rows = []
-    print(f"{'model':6} {'ranks':>5} {'batch':>5} {'way':9} {'tokens/s':>9} {'step/compute':>12} "
+    print(f"{'model':6} {'ranks':>5} {'batch':>5} {'way':11} {'tokens/s':>9} {'step/compute':>12} "
           f"{'us/unit':>8} {'MiB':>7} {'by fsdp2':>8}")
     for model in options.models.split(","):
         for world_size in map(int, options.world_sizes.split(",")):
             for batch in map(int, options.batches.split(",")):
-                runs = {way: [] for way in WAYS}
+                runs = {way: [] for way in options.ways.split(",")}
                 for _ in range(options.rounds):
-                    for way in WAYS:
+                    for way in runs:
                         runs[way].append(run(options, way, model, world_size, batch))
                 tokens = world_size * batch * MODELS[model][3]
                 of = {way: [tokens / step for step, _, _ in each] for way, each in runs.items()}
@@ -245,7 +255,7 @@ def main():
                             (s - c) / (MODELS[model][2] + 1) for s, c, _ in each) * 1e6),
                         "peak_mib": round(max(peak for _, _, peak in each) / 2**20),
                         "tokens_by_fsdp2": round(ratio, 2)})
-                    print("{model:6} {ranks:5} {batch:5} {way:9} {tokens_per_second:9} "
+                    print("{model:6} {ranks:5} {batch:5} {way:11} {tokens_per_second:9} "
                           "{step_by_compute:12} {overhead_us_per_unit:8} {peak_mib:7} "
                           "{tokens_by_fsdp2:8}".format(**rows[-1]),
                           flush=True)
