@@ -173,6 +173,7 @@ void RankWatch::LookForMissing(const JobId& id, const Job& job, absl::Time now, 
   }
   if (!state_->options.end_hung_epochs) return;
   EpochFailure failure;
+  // Only marked here: a look has no records, so the next Tick opens the epoch.
   failure.reason = runtime.missing.begin()->second;
   failure.cause = EpochCause::kMissingRank;
   runtime.failure = std::move(failure);
