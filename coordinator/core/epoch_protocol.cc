@@ -175,8 +175,8 @@ void EpochProtocol::SendEpochOpened(const JobId& id, const std::vector<RankPlace
     // Before PrepareEpoch: a worker in the next epoch ignores the mismatch of this one, and its
     // trainers would not get the cause.
     if (failure.mismatch.has_value()) effects->commands.push_back({worker, *failure.mismatch});
+    // A worker that misses this lists the job in a heartbeat, and is told again.
     if (workers.count(worker) == 0)
-      // A worker that misses this lists the job in a heartbeat, and is told again.
       effects->commands.push_back({worker, DropJob{id, job.generation}});
   }
   const JobView view = ViewJob(*state_, id, job);

@@ -172,8 +172,8 @@ void RankWatch::LookForMissing(const JobId& id, const Job& job, absl::Time now, 
     AddEvent(EventKind::kRankMissing, id, job, rank, text, effects);
   }
   if (!state_->options.end_hung_epochs) return;
-  EpochFailure failure;
   // Only marked here: a look has no records, so the next Tick opens the epoch.
+  EpochFailure failure;
   failure.reason = runtime.missing.begin()->second;
   failure.cause = EpochCause::kMissingRank;
   runtime.failure = std::move(failure);

@@ -40,6 +40,7 @@ absl::StatusOr<CallLimits::Place> CallLimits::Enter(const std::string& client, C
         " of all clients (--max-calls) ", num_free,
         " are free, which is not more: end some of them, or call again later"));
   }
+  // Checked and taken under one lock, so that calls that come together do not share a place.
   ++clients_[client].calls[k];
   ++all_.calls[k];
   return Place(this, client, kind);
@@ -174,6 +175,7 @@ bool CallLimits::TurnRequest::Withdraw() {
   absl::MutexLock lock(&turns_->mu);
   const auto place = std::find(turns_->waiting.begin(), turns_->waiting.end(), this);
   if (place == turns_->waiting.end()) return false;
+  // From here on Give cannot find the request, so its receiver is never called.
   turns_->waiting.erase(place);
   return true;
 }

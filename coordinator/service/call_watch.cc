@@ -98,6 +98,7 @@ void CallWatch::EndLateOnes() {
   const absl::Time now = SteadyNow();
   for (Span* span : spans_) {
     span->watch_->mu_.AssertHeld();
+    // A span that was ended stays in the list until its call has noticed, and keeps its status.
     if (span->ended_.ok() && span->deadline_ <= now) End(span, span->late_);
   }
 }

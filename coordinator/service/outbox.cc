@@ -29,6 +29,7 @@ std::optional<Command> Outbox::Pop() {
 void Outbox::Close() {
   absl::MutexLock lock(&mu_);
   closed_ = true;
+  // Under the lock: once Detach has returned, the stream that this cancels may be destroyed.
   if (on_close_ != nullptr) on_close_();
   on_close_ = nullptr;
 }

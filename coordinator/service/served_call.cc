@@ -226,6 +226,7 @@ absl::Status ServedCall::LateReply() const {
 
 // A long reply keeps the call's place until it is sent.
 void ServedCall::SendReply() {
+  // In its turn, so that of one client one long reply at a time is in memory.
   if (const auto make = std::exchange(make_reply_, nullptr); make != nullptr) {
     if (const absl::Status made = make(); !made.ok()) return Finish(made);
   }
@@ -289,6 +290,7 @@ bool ServedCall::Read(grpc::ByteBuffer* message) {
     is_reading_ = true;
   }
   Ref();
+  // Without a deadline: gRPC ends the read when the client goes or the call is cancelled.
   stream_.Read(message, TagOf(Event::kRead));
   const auto is_over = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !is_reading_; };
   absl::MutexLock lock(&mu_);

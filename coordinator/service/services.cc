@@ -200,6 +200,7 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
   // Wakes the writer, which then ends.
   outbox->Detach();
   host_->Disconnect(sender.worker, outbox);
+  // The writer uses the stream and this frame.
   if (writer.ok()) writer->join();
   return status;
 }
@@ -262,6 +263,7 @@ absl::Status CheckpointsService::RequestSave(ServedCall* call,
   const JobId job(request.job_id());
   const auto save = [&](const Gate::Caller& caller) -> absl::Status {
     ASSIGN_OR_RETURN(RequestSaveEvent event, Decode(request));
+    // The caller's right to the path is decided here. The executor keeps the save below this root.
     ASSIGN_OR_RETURN(event.spec.root, gate_->rules().SaveRootOf(caller.identity, event.spec.path));
     return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
       // Under the core's lock, so that the job cannot be replaced between check and request.

@@ -156,6 +156,7 @@ void LiveRead::EndTurn() {
 }
 
 absl::Status LiveRead::Copy(v1::LiveStateBegin* begin) {
+  // Looked up for each try, because an epoch since the last one may have moved ranks.
   ASSIGN_OR_RETURN(const JobView view, ReadableJob());
   RETURN_IF_ERROR(OpenLines(view));
   ASSIGN_OR_RETURN(const int64_t step, HoldAll());
