@@ -98,6 +98,7 @@ absl::Status GradientReducer::RegisterHook(std::optional<int> unit, CommHook hoo
 absl::Status GradientReducer::Begin(int unit) {
   UnitGradient& gradient = slots_->gradient(unit);
   if (gradient.begun) return absl::OkStatus();
+  // The clipping has seen the whole gradient. More of it would not be scaled alike.
   RETURN_IF_ERROR(slots_->CheckNotClipped("a gradient"));
   // Waits for the executor if it still reads the slot for another unit.
   RETURN_IF_ERROR(slots_->Take(unit));

@@ -127,6 +127,7 @@ absl::Status SessionSetup::InitializeFromRank0(const Filler& fill) {
       if (session_->rank() == 0) filled.Update(fill(u, p, values));
     };
     RETURN_IF_ERROR(slots.Stage(OpOf(OpKind::kBroadcast, unit), fill_on_rank0));
+    // From the same slot and without a wait: the executor takes operations in their order.
     RETURN_IF_ERROR(slots.Submit(OpOf(OpKind::kInitialize, unit)));
   }
   return Finish(filled);

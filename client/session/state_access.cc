@@ -50,6 +50,7 @@ absl::StatusOr<std::string> StateAccess::Call(OpKind kind, absl::string_view req
   RankClient& client = session_->state().client;
   absl::StatusOr<std::string> reply = [&]() -> absl::StatusOr<std::string> {
     RETURN_IF_ERROR(Send(request));
+    // After the request has arrived in pieces, which are this rank's and wait for no other.
     RETURN_IF_ERROR(client.Finish(OpOf(kind)));
     return Receive();
   }();
