@@ -129,6 +129,7 @@ absl::Status CreateUnfinished(const std::shared_ptr<const S3Client>& client, con
   ASSIGN_OR_RETURN(const Listing there, client->List(path.bucket, absl::StrCat(path.key, "/"),
                                                      /*by_folder=*/false, /*most=*/1));
   if (!there.keys.empty()) RETURN_IF_ERROR(RemoveUnfinished(*client, path));
+  // In the keys of all ranges: a writer of an earlier attempt adds nothing to this one.
   const std::string attempt = RandomHex(kIdBytes);
   const nlohmann::ordered_json json = {{"attempt", attempt}, {"size", size_bytes}};
   RETURN_IF_ERROR(client->Put(CreatePath(path), json.dump()));
@@ -158,6 +159,7 @@ absl::Status PublishUnfinished(const S3Client& client, const S3Path& path, const
       PlanParts(std::move(extents), file->size_bytes, kMostCopyBytes);
   if (!parts.ok()) return Annotate(parts.status(), PathOf(path));
   RETURN_IF_ERROR(Assemble(client, *parts, to));
+  // Only now: until the file was assembled these objects were the only copy.
   return RemoveAll(client, {path.bucket, absl::StrCat(path.key, "/")});
 }
 
@@ -243,6 +245,7 @@ absl::Status UploadSink::FinishObject() {
   } else {
     RETURN_IF_ERROR(client_->Put(object, {buffer_.get(), static_cast<size_t>(filled_bytes_)}));
   }
+  // After the object, so that a range that is listed is there.
   RETURN_IF_ERROR(client_->Put({object.bucket, absl::StrCat(object.key, kListSuffix)},
                                EncodeExtents(extents_)));
   ++num_objects_;
@@ -262,6 +265,7 @@ absl::Status UploadSink::Sync() {
 
 void UploadSink::GiveUpUpload() {
   if (!upload_.has_value()) return;
+  // Parts on their way would outlive the upload, and their calls this object.
   (void)calls_->Await();
   GiveUp(*client_, *upload_);
   upload_.reset();

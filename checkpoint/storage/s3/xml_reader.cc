@@ -148,6 +148,7 @@ class Reader {
   }
 
   absl::Status ReadElement(int depth, XmlElement* element) {
+    // The document comes from the network, and decides how deep this recursion goes.
     if (depth > kMaxXmlDepth) return Invalid("elements are nested too deep");
     if (++num_elements_ > kMaxXmlElements) return Invalid("too many elements");
     if (!absl::ConsumePrefix(&rest_, "<")) return Invalid("an element is missing");
