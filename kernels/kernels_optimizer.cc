@@ -126,6 +126,7 @@ void Adam(const AdamFactors& factors, const AdamPointers& pointers, size_t count
     AdamVector(d, f, a, i + n);
   }
   for (; i + n <= count; i += n) AdamVector(d, f, a, i);
+  // On one lane of the same code: an element's bits must not depend on where its slice ends.
   for (; i < count; ++i) AdamVector(one, f, a, i);
 }
 
@@ -151,6 +152,7 @@ void Sgd(const SgdFactors& factors, const SgdPointers& pointers, size_t count) {
   const size_t n = hn::Lanes(d);
   size_t i = 0;
   for (; i + n <= count; i += n) SgdVector(d, f, a, i);
+  // On one lane of the same code, as in Adam.
   for (; i < count; ++i) SgdVector(one, f, a, i);
 }
 

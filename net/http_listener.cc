@@ -117,6 +117,7 @@ class Server : public httplib::Server {
  private:
   bool process_and_close_socket(socket_t socket) override {
     UniqueFd fd(socket);
+    // HttpStream waits by poll, up to the connection's deadline. A read that blocks would not end.
     fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
     SslContext context;
     if (!tls_.empty()) {
@@ -129,6 +130,7 @@ class Server : public httplib::Server {
     }
     {
       absl::MutexLock lock(&mu_);
+      // EndConnections has gone through open_ already, and would miss this one.
       if (ended_) return false;
       open_.insert(socket);
     }
@@ -169,7 +171,9 @@ class CppHttplibListener : public HttpListener {
 
   ~CppHttplibListener() override {
     if (!accepts_.joinable()) return;
+    // First, because the thread that accepts may wait for a free connection.
     in_use_->StopWaiting();
+    // Before the join, which waits for the connections that are open.
     server_->EndConnections();
     server_->stop();
     accepts_.join();

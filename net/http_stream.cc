@@ -56,6 +56,7 @@ absl::StatusOr<SslContext> MakeServerContext(const TlsFiles& tls) {
   RETURN_IF_ERROR(CheckLoaded(
       SSL_CTX_load_verify_locations(context.get(), tls.ca_path.c_str(), nullptr), tls.ca_path));
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  // Each connection has a context of its own, so no session is ever found again.
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
   return context;
 }
@@ -83,6 +84,7 @@ bool HttpStream::Await(short events) const {  // NOLINT(runtime/int): poll's typ
 
 bool HttpStream::AwaitTls(int result) {
   const int error = SSL_get_error(tls_.get(), result);
+  // Errors are kept by thread: one that stays would be taken for that of the next call.
   ERR_clear_error();
   if (error == SSL_ERROR_WANT_READ) return Await(POLLIN);
   return error == SSL_ERROR_WANT_WRITE && Await(POLLOUT);

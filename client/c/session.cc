@@ -195,6 +195,7 @@ void tessera_close(tessera_session* session) { delete session; }
 void tessera_close_at_exit(tessera_session* session) {
   const auto close = [](int exit_status, void* closed) {
     auto* const of_program = static_cast<tessera_session*>(closed);
+    // A program that failed has not finished its training, so its job stays (docs/adr/0079).
     if (exit_status != 0) of_program->session->state().is_unfinished = true;
     delete of_program;
   };
