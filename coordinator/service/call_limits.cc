@@ -147,6 +147,7 @@ void CallLimits::TurnRequest::Give(const std::shared_ptr<TurnsOfClient>& turns, 
     const bool may_have_one = turns->num_taken == 0 || (turns->num_taken < turns->max_taken &&
                                                         now - turns->newest_at >= kBetweenReads);
     if (turns->waiting.empty() || !may_have_one) return;
+    // Off the list under the lock: from here on Withdraw fails, and the receiver is called.
     on_turn = std::move(turns->waiting.front()->on_turn_);
     turns->waiting.pop_front();
     ++turns->num_taken;

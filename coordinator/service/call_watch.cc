@@ -80,6 +80,7 @@ void CallWatch::Run() {
       EndLateOnes();
       is_any_slow = OldestSlow() != nullptr;
     }
+    // Without the lock: a call that gets its turn here ends its span, which takes the lock.
     on_look_();
     // Without the lock, for which calls wait: it reads a file of /proc.
     if (!is_any_slow || !has_too_much_memory_()) continue;

@@ -348,6 +348,7 @@ v1::Job Encode(const JobView& view) {
 
 v1::Job EncodeSummary(const JobView& view) {
   v1::Job job;
+  // Without what is in them: lists show no more than how many units there are.
   for (size_t unit = 0; unit < view.spec->model.units.size(); ++unit)
     job.mutable_model()->add_units();
   job.set_job_id(view.id.value());

@@ -484,6 +484,7 @@ absl::Status CoordinatorHost::AwaitCore(
       if (std::optional<absl::Status> status = look(core_)) return *std::move(status);
     }
     if (cancelled()) return absl::CancelledError("the caller is gone");
+    // Not for longer, because nobody wakes it where the caller goes.
     wait.Await(kCancelPoll);
   }
 }

@@ -11,6 +11,7 @@ void Outbox::Push(Command command) {
       return;
     }
   }
+  // A worker that is this far behind gets what it missed when it connects again.
   Close();
 }
 

@@ -96,6 +96,7 @@ void ServedCall::OnDone() {
 // Where it takes too long, or the client goes, the call is cancelled, and OnDone ends the wait.
 void ServedCall::AwaitTurn(CallLimits::Of what, absl::Time deadline) {
   const Gate& gate = *server_->gate_;
+  // Before Ask, within which the turn may come: OnTurn ends the span.
   span_.emplace(gate.watch(), &context_, deadline, CallLimits::HasNoTurn(identity_, what),
                 /*may_be_large=*/what == CallLimits::Of::kHandling);
   // Given back where the turn comes, or in EndWait where it does not.
@@ -186,6 +187,7 @@ void ServedCall::EndReading(const absl::Status& status) {
 }
 
 void ServedCall::OnRead(bool ok) {
+  // The handler waits for it in Read.
   if (phase_ == Phase::kHandled) {
     absl::MutexLock lock(&mu_);
     is_reading_ = false;
@@ -201,6 +203,7 @@ void ServedCall::OnRead(bool ok) {
 }
 
 void ServedCall::Handle() {
+  // Before the handler, since the events of its Read and Write go by it.
   phase_ = Phase::kHandled;
   const absl::Status status = method_->run(this);
   // The handler is done with the request, which must not take memory while the reply waits.

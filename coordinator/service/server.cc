@@ -192,6 +192,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   grpc::ServerBuilder builder;
   if (credentials != nullptr) builder.AddListeningPort(options.listen_address, credentials, &port_);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
+  // Otherwise gRPC widens the window below by what it measures of a connection.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   // How much of a call a client may send before we read it. While we read a message, it is more.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);

@@ -227,6 +227,7 @@ class Performer {
 
   void SetConnection() {
     Set(CURLOPT_URL, request_.url.c_str());
+    // The signature is of this path, so libcurl must not tidy it up.
     Set(CURLOPT_PATH_AS_IS, 1L);
     // Otherwise libcurl may use SIGALRM for its timeouts, which belongs to the program.
     Set(CURLOPT_NOSIGNAL, 1L);
@@ -283,6 +284,7 @@ class Performer {
                                    request_.body};
     // The store compares the time with its own clock.
     for (const std::string& header : SignHeaders(to_sign, settings_, WallNow())) AddHeader(header);
+    // Otherwise libcurl says that the body is a form.
     if (request_.method == Method::kPost) AddHeader("content-type: application/octet-stream");
     Set(CURLOPT_HTTPHEADER, headers_);
   }

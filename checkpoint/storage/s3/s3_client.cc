@@ -184,6 +184,7 @@ absl::StatusOr<Listing> S3Client::List(const std::string& bucket, const std::str
     }
     const std::string token = document.TextOf("NextContinuationToken");
     const bool is_over = document.TextOf("IsTruncated") != "true" || token.empty();
+    // Who asks for a few wants to know whether there is any.
     if (is_over || most > 0) return listing;
     call.query = first;
     call.query.emplace_back("continuation-token", token);
@@ -247,6 +248,7 @@ absl::Status S3Client::CompleteUpload(const Upload& upload,
   absl::StrAppend(&body, "</CompleteMultipartUpload>");
   Call call = {"finish", Method::kPost, upload.path};
   call.query = {{"uploadId", upload.id}};
+  // A store may put the parts together before it answers, which takes as long as a copy.
   call.body = body;
   call.is_copy = true;
   ASSIGN_OR_RETURN(const HttpAnswer answer, Send(call));

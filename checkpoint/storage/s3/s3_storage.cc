@@ -30,6 +30,7 @@ absl::Status Anothers(const S3Path& folder) {
 
 // Of a folder's id.
 std::pair<uint64_t, uint64_t> IdentityOf(absl::string_view id) {
+  // Ids are made here, or were checked when the state was read: they are hexadecimal.
   std::pair<uint64_t, uint64_t> identity;
   (void)absl::SimpleHexAtoi(id.substr(0, 16), &identity.first);
   (void)absl::SimpleHexAtoi(id.substr(16), &identity.second);
@@ -251,6 +252,7 @@ absl::Status S3Storage::PublishFolder(const std::string& partial, const std::str
   }));
   // UnpublishFolder undoes this change and no other.
   SetOwn(folder, own);
+  // Places to die in, not to fail: the folder has its name by now.
   (void)FaultPoint("checkpoint.renamed");
   (void)FaultPoint("checkpoint.published");
   return absl::OkStatus();
