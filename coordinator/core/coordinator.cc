@@ -115,6 +115,7 @@ absl::Status Coordinator::RegisterWorker(const WorkerId& worker, const Member& m
 
 const MemberRegistry& Coordinator::members() const { return parts_->state.members(); }
 
+// Other than a job that does not exist: of all.
 Claims Coordinator::claims() const { return parts_->state.durable().ClaimedByOthers(JobId()); }
 
 Incarnation Coordinator::IncarnationOf(const WorkerId& worker, const std::string& key) const {
