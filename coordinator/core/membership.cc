@@ -157,6 +157,7 @@ void Membership::DeclareLost(absl::Time now, Effects* effects) {
   for (const WorkerId& worker : liveness_.Silent(now)) {
     const Member* member = state_->members().Find(worker);
     if (member == nullptr) {
+      // It is no member any more, and ForgetLostMembers leaves this to the next look.
       liveness_.Forget(worker);
     } else if (!member->lost) {
       Member lost = *member;
