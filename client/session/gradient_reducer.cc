@@ -242,6 +242,7 @@ absl::Status GradientReducer::Reduce(int unit) {
                      "gradients are accumulated before they are reduced"));
   }
   RETURN_IF_ERROR(Begin(unit));
+  // A rank without a gradient of its own takes part with zeros: the others wait for it there.
   Op op = OpOf(OpKind::kReduce, unit);
   if (gradient.on_device) {
     ASSIGN_OR_RETURN(op.array, FinishDeviceSlot(unit));

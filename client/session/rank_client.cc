@@ -349,6 +349,7 @@ absl::Status RankClient::Submit(Op op) {
   RETURN_IF_ERROR(
       Await([] { return std::string("room in the submission ring"); },
             [&] { return number - control->consumed.load(std::memory_order_acquire) < kRingOps; }));
+  // The executor passes over operations of another epoch.
   op.epoch = epoch_;
   control->ring[number % kRingOps] = op;
   agreed_error_ = false;
@@ -523,6 +524,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
           absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,
                        "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes))));
     }
+    // In short waits: the lease and an executor in this process may end without an event.
     WaitForChange(&page()->events, seen, SteadyNow() + absl::Milliseconds(100));
   }
   RETURN_IF_ERROR(check_lease());

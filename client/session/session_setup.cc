@@ -66,6 +66,7 @@ absl::Status SessionSetup::AllGather(absl::Span<const char> own, char* all) {
     if (!own.empty()) memcpy(all + session_->rank() * own.size(), own.data(), own.size());
     return absl::OkStatus();
   }
+  // Every rank gives as many bytes, so all make the same rounds.
   for (size_t at = 0; at < own.size(); at += capacity) {
     ASSIGN_OR_RETURN(char* const slot, ClaimSlot());
     const size_t size = std::min<size_t>(capacity, own.size() - at);
