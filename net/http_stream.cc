@@ -76,6 +76,7 @@ bool HttpStream::Await(short events) const {  // NOLINT(runtime/int): poll's typ
     const absl::Duration left = deadline_ - SteadyNow();
     if (left <= absl::ZeroDuration()) return false;
     pollfd wait = {fd_.get(), events, 0};
+    // Rounded up: with less than a millisecond left this would spin.
     const int found = poll(&wait, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
     if (found > 0) return true;  // Also where it failed: the operation says so.
     if (found < 0 && errno != EINTR) return false;

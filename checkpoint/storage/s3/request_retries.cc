@@ -94,6 +94,7 @@ bool MayRetry(const HttpAnswer& answer, const StoreError& error) {
     default:
       break;
   }
+  // The last two are of a body that was damaged on its way.
   if (error.code == "RequestTimeout" || error.code == "ConditionalRequestConflict" ||
       error.code == "OperationAborted" || error.code == "SlowDown" ||
       error.code == "InternalError" || error.code == "ServiceUnavailable" ||

@@ -116,6 +116,7 @@ absl::Status RemoveAll(const S3Client& client, const S3Path& prefix) {
 
 absl::Status RemoveUnfinished(const S3Client& client, const S3Path& path) {
   const std::string whole(absl::StripSuffix(path.key, ".partial"));
+  // Uploads first: one that its writer completes meanwhile is an object, which RemoveAll finds.
   ASSIGN_OR_RETURN(const std::vector<Upload> uploads, client.ListUploads(path.bucket, whole));
   for (const Upload& upload : uploads) {
     // What its writers and its publisher had begun, and no other file's.
@@ -133,6 +134,7 @@ absl::Status CreateUnfinished(const std::shared_ptr<const S3Client>& client, con
   // In the keys of all ranges: a writer of an earlier attempt adds nothing to this one.
   const std::string attempt = RandomHex(kIdBytes);
   const nlohmann::ordered_json json = {{"attempt", attempt}, {"size", size_bytes}};
+  // Before any range: writers find the attempt by this object.
   RETURN_IF_ERROR(client->Put(CreatePath(path), json.dump()));
   UploadSink sink(client, path, attempt, PathOf(path));
   RETURN_IF_ERROR(sink.Write(beginning, 0));
