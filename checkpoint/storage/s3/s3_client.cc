@@ -260,6 +260,7 @@ absl::Status S3Client::CompleteUpload(const Upload& upload,
 }
 
 absl::Status S3Client::AbortUpload(const Upload& upload) const {
+  // As in Delete: an upload that was finished or given up meanwhile is as good.
   Call call = {"give up", Method::kDelete, upload.path};
   call.query = {{"uploadId", upload.id}};
   return Send(call).status();
