@@ -66,6 +66,7 @@ absl::Status FaultPoint(absl::string_view name) {
   absl::MutexLock lock(&registry.mu);
   auto it = registry.faults.find(name);
   if (it == registry.faults.end() || --it->second.at_hit > 0) return absl::OkStatus();
+  // No handler can tidy up after this signal, so what stays is what a crash leaves.
   if (it->second.action == FaultAction::kKillProcess) raise(SIGKILL);
   const FaultAction action = it->second.action;
   absl::Status status = action == FaultAction::kFail ? it->second.status : absl::OkStatus();

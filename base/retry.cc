@@ -9,6 +9,7 @@ absl::Duration RetryDelay(const RetryOptions& options, int attempt, double unifo
   // Ends at the maximum, so that large attempts do not overflow.
   for (int i = 0; i < attempt && delay < options.max; ++i) delay *= options.multiplier;
   delay = std::min(delay, options.max);
+  // Spread, so that callers that failed together do not come back together.
   return delay * (1.0 + options.jitter * (2.0 * uniform - 1.0));
 }
 

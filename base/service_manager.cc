@@ -68,6 +68,7 @@ absl::Status ServiceManager::Watch(std::function<bool()> makes_progress) {
   if (address_.empty() || patience_ == absl::ZeroDuration()) return absl::OkStatus();
   ASSIGN_OR_RETURN(watch_, StartThread("the watchdog", [this, makes_progress] {
                      do {
+                       // If this call hangs, nothing is told either, which the manager acts on.
                        if (makes_progress()) Tell("WATCHDOG=1");
                        absl::MutexLock lock(&mu_);
                        // Twice in the time that the manager grants.

@@ -30,6 +30,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
   std::vector<std::string> found;
   for (const std::string& name : names) {
     const auto there = storage->Look(absl::StrCat(folder, "/", name));
+    // An error counts as absence here: opening what was found reports its own.
     if (there.ok() && there->has_value()) found.push_back(name);
   }
   if (found.empty()) {

@@ -210,6 +210,7 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
   ASSIGN_OR_RETURN(const auto server, CoordinatorServer::Start(flags.server));
   // Only now, because a process that reads the file may connect at once.
   RETURN_IF_ERROR(WritePortFile(flags.port_file, server->port()));
+  // After the port file: units that are started after this one may use it at once.
   manager->Ready();
   RETURN_IF_ERROR(manager->Watch([&server] { return server->AwaitProgress(); }));
   int signal = 0;

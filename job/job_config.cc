@@ -167,6 +167,7 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
     return absl::InvalidArgumentError(
         absl::StrCat("config: max_gathered_bytes ", config.max_gathered_bytes, " is below 0"));
   }
+  // Clipping would have to know all gradients while some of them are applied already.
   if (config.optimizer_in_backward && config.max_gradient_norm > 0) {
     return absl::InvalidArgumentError(
         "config: optimizer_in_backward with max_gradient_norm: clipping needs every gradient "

@@ -30,6 +30,7 @@ json DefaultsOf(const google::protobuf::Message& message) {
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string text;
+  // Cannot fail for a message that this program has made itself.
   (void)google::protobuf::util::MessageToJsonString(message, &text, options);
   return json::parse(text);
 }

@@ -8,6 +8,7 @@ namespace {
 // The model with the dtypes that its fp64 units train in.
 ModelSpec WithOwnPrecision(ModelSpec model, const JobConfig& config) {
   for (UnitSpec& unit : model.units) {
+    // The first one's dtype is the unit's: Create below refuses a unit with several.
     if (unit.parameters.empty() || unit.parameters[0].dtype != DType::kFp64) continue;
     // A half stays what the user chose. Everything else of an fp64 unit is fp64.
     if (!IsHalf(unit.compute_dtype.value_or(config.compute_dtype)))

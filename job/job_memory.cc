@@ -60,6 +60,7 @@ absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const Job
     ASSIGN_OR_RETURN(placed.full_bytes,
                      PageAligned(unit.shards.padded_numel(), SizeBytes(placed.full_dtype), name));
     memory.gradient_slot_bytes_ = std::max(memory.gradient_slot_bytes_, placed.full_bytes);
+    // After each unit, so that the sum never comes near an overflow.
     if (memory.parameter_region_bytes_ > kMaxRegionBytes) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": the job is too large"));
     }
@@ -108,6 +109,7 @@ absl::Status JobMemory::PlaceShard(int64_t numel, const std::string& name, UnitM
 absl::Status JobMemory::PlaceFullPrecision() {
   for (UnitMemory& unit : units_) {
     unit.full_offset_bytes = unit.parameter_offset_bytes;
+    // What is computed with is the full precision already, so it needs no second place.
     if (unit.compute_dtype == unit.full_dtype) continue;
     unit.full_offset_bytes = parameter_region_bytes_;
     parameter_region_bytes_ += unit.full_bytes;

@@ -58,6 +58,7 @@ std::vector<int> SelectParameters(const LivePlan& plan, const NameSelection& sel
   int number = 0;
   for (const UnitLayout& unit : plan.layout->units) {
     for (const PlacedParameter& parameter : unit.flat.parameters()) {
+      // Tied weights are one parameter, which a pattern finds by any of its names.
       std::vector<std::string> names = {parameter.spec.name};
       const auto aliases = plan.aliases.find(parameter.spec.name);
       if (aliases != plan.aliases.end())
@@ -105,6 +106,7 @@ v1::LiveTensorInfo LivePlan::InfoOf(size_t number) const {
   info.set_parameter(spec.name);
   info.mutable_shape()->Add(spec.shape.begin(), spec.shape.end());
   const auto group = param_groups.find(spec.name);
+  // All others are in group 0, which is also what the field says where it is not set.
   if (group != param_groups.end()) info.set_param_group(group->second);
   const auto others = aliases.find(spec.name);
   if (others == aliases.end() || tensor.array != LiveArray::kParameter) return info;

@@ -25,6 +25,7 @@ absl::Status CheckOrder(const v1::OrderAnnouncement& order) {
 absl::Status CheckStepReport(const v1::StepReport& step) {
   RETURN_IF_ERROR(CheckRange("step report: number of earlier hashes",
                              step.earlier_order_hashes_size(), 0, kMaxEarlierReports));
+  // Each hash is of one of the steps right before it, of which there are only so many.
   return CheckRange("step report: step", step.step(), step.earlier_order_hashes_size(),
                     kMaxCounter);
 }

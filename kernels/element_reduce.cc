@@ -72,6 +72,7 @@ void SumNarrow(absl::Span<const void* const> inputs, ElementType type, double sc
     const int64_t now = std::min(kBlockElements, count - begin);
     for (size_t r = 0; r < inputs.size(); ++r)
       from[r] = static_cast<const char*>(inputs[r]) + begin * element_bytes;
+    // In fp32 over all ranks, so that a value is rounded to the narrow type only once.
     SumElements(from, type, now, scale, false, sums, nullptr);
     Round(type, sums, now, static_cast<char*>(output) + begin * element_bytes);
   }

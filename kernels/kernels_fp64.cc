@@ -55,6 +55,7 @@ void ReduceSlicesToFp64(absl::Span<const void* const> inputs_by_rank, DType inpu
     const int64_t size = count - begin < kPieceElements ? count - begin : kPieceElements;
     ReducePiece(inputs_by_rank, input_dtype, begin, size, scale, accumulate, output + begin);
   }
+  // In a pass of its own: the blocks of the sum are larger than this loop's pieces.
   if (stats != nullptr) *stats = MeasureGradient(output, count);
 }
 

@@ -113,6 +113,7 @@ HWY_INLINE void AdamPrefetch(const AdamPointers& a, size_t i) {
 }
 
 void Adam(const AdamFactors& factors, const AdamPointers& pointers, size_t count) {
+  // Copies: through references, each store could change a factor, as far as the compiler knows.
   const AdamFactors f = factors;
   const AdamPointers a = pointers;
   const FullTag d;
@@ -126,6 +127,7 @@ void Adam(const AdamFactors& factors, const AdamPointers& pointers, size_t count
     AdamVector(d, f, a, i + n);
   }
   for (; i + n <= count; i += n) AdamVector(d, f, a, i);
+  // On one lane of the same code: an element's bits must not depend on where its slice ends.
   for (; i < count; ++i) AdamVector(one, f, a, i);
 }
 
@@ -151,6 +153,7 @@ void Sgd(const SgdFactors& factors, const SgdPointers& pointers, size_t count) {
   const size_t n = hn::Lanes(d);
   size_t i = 0;
   for (; i + n <= count; i += n) SgdVector(d, f, a, i);
+  // On one lane of the same code, as in Adam.
   for (; i < count; ++i) SgdVector(one, f, a, i);
 }
 
@@ -176,6 +179,7 @@ void AdamStep(const AdamParams& params, int64_t count, const float* gradient, co
   f.l2_decay = decoupled ? 0.0f : static_cast<float>(params.weight_decay);
   f.decay = decoupled ? static_cast<float>(1.0 - params.learning_rate * params.weight_decay) : 1.0f;
   f.beta1 = static_cast<float>(params.beta1);
+  // The differences are of doubles: in fp32 1 - 0.999 would keep few of its digits.
   f.one_minus_beta1 = static_cast<float>(1.0 - params.beta1);
   f.beta2 = static_cast<float>(params.beta2);
   f.one_minus_beta2 = static_cast<float>(1.0 - params.beta2);
@@ -197,6 +201,7 @@ void SgdStep(const SgdParams& params, int64_t count, const float* gradient, cons
   f.momentum = static_cast<float>(params.momentum);
   f.learning_rate = static_cast<float>(params.learning_rate);
   f.write_momentum = params.momentum != 0;
+  // As in PyTorch the first step's momentum is its gradient, whatever the array holds.
   f.read_momentum = f.write_momentum && !params.first_step;
   const SgdPointers pointers = {gradient,     p_in,         momentum_in, p_out,
                                 momentum_out, publish_fp32, publish_half};

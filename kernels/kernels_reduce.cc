@@ -106,6 +106,7 @@ HWY_INLINE void ReduceRange(const void* const* inputs, size_t num_inputs, size_t
   for (; i + n <= end; i += n) {
     ReduceVector<T>(d, inputs, num_inputs, i, scales, accumulate, output);
   }
+  // On one lane of the same code: an element's bits must not depend on where its slice ends.
   for (; i < end; ++i) {
     ReduceVector<T>(one, inputs, num_inputs, i, scale_one, accumulate, output);
   }
@@ -148,6 +149,7 @@ void Reduce(const void* const* inputs, size_t num_inputs, DType dtype, size_t co
 
 double SumOfSquares(const float* values, size_t count) {
   SumOfSquaresOfBlocks squares;
+  // In the blocks of ReduceAndMeasure: a norm's bits must not depend on which of the two ran.
   for (size_t begin = 0; begin < count; begin += kBlockElements) {
     squares.AddBlock(SquaresOfBlock(values + begin, BlockSize(count - begin)));
   }

@@ -8,6 +8,7 @@ namespace tessera {
 namespace {
 
 absl::Status ValidateAlignment(absl::string_view which, int64_t alignment_bytes, DType dtype) {
+  // Offsets count elements, so an alignment has to be a whole number of them.
   if (alignment_bytes >= 0 && alignment_bytes % SizeBytes(dtype) == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(which, " alignment of ", alignment_bytes,
                                                  " bytes is not a multiple of the ",
@@ -40,6 +41,7 @@ absl::StatusOr<FlatLayout> FlatLayout::Create(const UnitSpec& unit, const Layout
           : options.parameter_alignment_bytes / SizeBytes(options.alignment_dtype);
   for (const TensorSpec& spec : unit.parameters) {
     if (!spec.shared_with.empty()) {
+      // It takes no room: its elements are its primary's.
       layout.aliases_.push_back({spec.name, spec.shared_with});
       continue;
     }

@@ -84,6 +84,7 @@ uint64_t LayoutDigest(const ModelLayout& layout) {
   hasher.AddSigned(layout.world_size);
   hasher.Add(uint64_t{layout.units.size()});
   for (const UnitLayout& unit : layout.units) AddUnit(unit, &hasher);
+  // The rest of the sequence, so their number need not be in it.
   for (const BufferSpec& buffer : layout.buffers) AddBuffer(buffer, &hasher);
   return hasher.Digest();
 }

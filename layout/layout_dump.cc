@@ -106,6 +106,7 @@ std::string DumpRank(const UnitLayout& unit, Rank rank, const DumpOptions& optio
         Intersect({it->offset_elements, it->offset_elements + it->numel}, range);
     if (part.empty()) continue;
     pieces.AddPadding({drawn_up_to, part.begin}, flat.end_elements());
+    // The text of a piece that is only counted is not made: a rank may have very many.
     pieces.Add(pieces.full() ? std::string() : DrawParameter(*it, part));
     drawn_up_to = part.end;
   }

@@ -178,6 +178,7 @@ absl::StatusOr<MemoryPlan> PlanStrategies(const ModelLayout& layout,
   const Bytes optimizer = shard * options.optimizer_states;
   // Rounded up: a rank's part of what its host shares.
   const Bytes shared_part = (parts.unsharded_parameters + ranks - 1) / ranks;
+  // Twice: of the parameters and of the reduced gradients.
   const Bytes resident = shard * 2 + optimizer;
   MemoryPlan plan;
   RETURN_IF_ERROR(Narrow(shard, &plan.parameter_bytes));

@@ -31,6 +31,7 @@ absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, DType compute
     const absl::int128 others = shards.padded_numel() - shards.shard_numel();
     const UnitLayout& of_unit = layout.units[unit];
     // Gathered for forward, and again for backward.
+    // The root stays as it is from forward to backward.
     const bool twice = ReshardsAfterForward(of_unit.strategy) && unit != 0;
     gathered += others * SizeBytes(of_unit.compute_dtype.value_or(compute_dtype)) * (twice ? 2 : 1);
     const absl::int128 slice = MostReduced(of_unit);

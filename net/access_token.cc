@@ -55,6 +55,7 @@ absl::Status MakeToken(const std::string& path) {
   } else if (link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST) {
     status = ErrnoStatus(errno, Describe(path));
   }
+  // In any case: a link has given the token its own name by now.
   unlink(temporary.c_str());
   return status;
 }

@@ -21,6 +21,7 @@ std::string Normalized(absl::string_view host) {
 }
 
 bool IsLoopback(const std::string& host) {
+  // By its name alone: what a resolver answers must not decide whether a port is protected.
   if (Normalized(host) == "localhost") return true;
   in_addr v4 = {};
   if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;

@@ -30,6 +30,7 @@ absl::StatusOr<std::string> CallerIdentities::Of(const grpc::ServerContextBase& 
   const auto auth = context.auth_context();
   if (auth != nullptr && auth->IsPeerAuthenticated()) {
     const std::vector<grpc::string_ref> names = auth->FindPropertyValues("x509_common_name");
+    // Of several names none says which one is the caller's.
     const std::string name =
         names.size() == 1 ? std::string(names[0].data(), names[0].size()) : std::string();
     // It is compared with owners of jobs and written to logs.

@@ -200,6 +200,7 @@ void SetKeepalive(const Keepalive& keepalive, grpc::ChannelArguments* arguments)
 }
 
 void PermitPings(grpc::ServerBuilder* builder) {
+  // By default gRPC ends the connection of a client that pings more often than each five minutes.
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1'000);
 }
 

@@ -43,6 +43,7 @@ std::string PeerOf(int descriptor) {
 
 bool EndConnection(absl::string_view peer) {
   int number = -1;
+  // Not closed: gRPC owns it, and by the time it closes the number could be another file's.
   if (absl::ConsumePrefix(&peer, "fd:"))
     return absl::SimpleAtoi(peer, &number) && shutdown(number, SHUT_RDWR) == 0;
   if (peer.empty()) return false;

@@ -117,9 +117,11 @@ class Server : public httplib::Server {
  private:
   bool process_and_close_socket(socket_t socket) override {
     UniqueFd fd(socket);
+    // HttpStream waits by poll, up to the connection's deadline. A read that blocks would not end.
     fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
     SslContext context;
     if (!tls_.empty()) {
+      // Read anew for each connection, so that renewed files come into use.
       absl::StatusOr<SslContext> made = MakeServerContext(tls_);
       if (!made.ok()) {
         TESSERA_LOG(WARNING, "no HTTP connection: {}", std::string(made.status().message()));
@@ -129,6 +131,7 @@ class Server : public httplib::Server {
     }
     {
       absl::MutexLock lock(&mu_);
+      // EndConnections has gone through open_ already, and would miss this one.
       if (ended_) return false;
       open_.insert(socket);
     }
@@ -142,6 +145,8 @@ class Server : public httplib::Server {
       TESSERA_LOG(WARNING, "ends an HTTP connection: {}", std::string(error.what()));
     }
     absl::MutexLock lock(&mu_);
+    // Before `stream` closes it: the number may be another connection's at once, and EndConnections
+    // would shut that down.
     open_.erase(socket);
     return answered;
   }
@@ -169,7 +174,9 @@ class CppHttplibListener : public HttpListener {
 
   ~CppHttplibListener() override {
     if (!accepts_.joinable()) return;
+    // First, because the thread that accepts may wait for a free connection.
     in_use_->StopWaiting();
+    // Before the join, which waits for the connections that are open.
     server_->EndConnections();
     server_->stop();
     accepts_.join();
@@ -205,6 +212,7 @@ class CppHttplibListener : public HttpListener {
       return connections_.release();
     };
     ASSIGN_OR_RETURN(accepts_, StartThread("HTTP", [this] { server_->listen_after_bind(); }));
+    // Before the server runs, its stop() does nothing, and the destructor would wait for ever.
     begun.WaitForNotification();
     return absl::OkStatus();
   }
@@ -228,6 +236,7 @@ class CppHttplibListener : public HttpListener {
   }
 
   HttpReply Reply(const httplib::Request& request) const {
+    // A web site whose name leads to this machine would read the pages in a user's browser.
     if (checks_host_ && !NamesThisMachine(request.get_header_value("Host")))
       return {421, "text/plain; charset=utf-8", "this address is only for this machine\n"};
     const auto page = pages_.find(request.path);

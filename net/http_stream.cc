@@ -56,6 +56,7 @@ absl::StatusOr<SslContext> MakeServerContext(const TlsFiles& tls) {
   RETURN_IF_ERROR(CheckLoaded(
       SSL_CTX_load_verify_locations(context.get(), tls.ca_path.c_str(), nullptr), tls.ca_path));
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  // Each connection has a context of its own, so no session is ever found again.
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
   return context;
 }
@@ -75,6 +76,7 @@ bool HttpStream::Await(short events) const {  // NOLINT(runtime/int): poll's typ
     const absl::Duration left = deadline_ - SteadyNow();
     if (left <= absl::ZeroDuration()) return false;
     pollfd wait = {fd_.get(), events, 0};
+    // Rounded up: with less than a millisecond left this would spin.
     const int found = poll(&wait, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
     if (found > 0) return true;  // Also where it failed: the operation says so.
     if (found < 0 && errno != EINTR) return false;
@@ -83,6 +85,7 @@ bool HttpStream::Await(short events) const {  // NOLINT(runtime/int): poll's typ
 
 bool HttpStream::AwaitTls(int result) {
   const int error = SSL_get_error(tls_.get(), result);
+  // Errors are kept by thread: one that stays would be taken for that of the next call.
   ERR_clear_error();
   if (error == SSL_ERROR_WANT_READ) return Await(POLLIN);
   return error == SSL_ERROR_WANT_WRITE && Await(POLLOUT);

@@ -54,6 +54,7 @@ void LocalListener::Stop() {
   const uint64_t one = 1;
   while (write(stop_.get(), &one, sizeof(one)) < 0 && errno == EINTR) continue;
   thread_.join();
+  // Last: nobody accepts here any more, so the name would lead nowhere.
   unlink(path_.c_str());
 }
 
@@ -87,6 +88,7 @@ void LocalListener::Run(grpc::Server* server) {
     socklen_t size = sizeof(peer);
     if (getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) continue;
     absl::StatusOr<UniqueFd> numbered = Number(connection, peer.uid);
+    // gRPC gets only the copy, whose number UserOf knows.
     connection.Reset();
     if (numbered.ok()) {
       // gRPC names the connection by its descriptor, which UserOf looks up.

@@ -44,6 +44,7 @@ bool IsPossible(const FlightRecord& record, int num_units, int64_t now_ns) {
   const auto in_order = [now_ns](int64_t earlier, int64_t later) {
     return later == 0 || (earlier > 0 && earlier <= later && later <= now_ns);
   };
+  // An executor writes the ring, and nothing keeps a broken one from writing nonsense.
   return record.epoch >= 0 && record.step >= 0 && record.sequence >= 0 && record.bytes >= 0 &&
          record.unit >= -1 && record.unit < num_units &&
          record.stream <= FlightStream::kPostBackward && record.enqueued_ns > 0 &&
@@ -151,6 +152,7 @@ absl::StatusOr<FlightRecords> ReadFlightRing(const FlightRing& ring, int num_uni
     if (content == SlotContent::kTorn) ++read.num_torn;
     if (content == SlotContent::kInvalid) ++read.num_invalid;
   }
+  // After the last slot, so that no time that was read is later.
   read.read_at_ns = MonotonicNanos();
   const auto impossible = [&](const FlightRecord& record) {
     return !IsPossible(record, num_units, read.read_at_ns);

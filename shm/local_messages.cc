@@ -58,6 +58,7 @@ std::string EncodeReply(const v1::LocalReply& reply) {
 
 absl::StatusOr<v1::LocalReply> ParseReply(absl::string_view packet) {
   v1::LocalReply reply;
+  // The code becomes a status of this process, so it has to be one that exists.
   if (!reply.ParseFromArray(packet.data(), static_cast<int>(packet.size())) || reply.code() < 0 ||
       reply.code() > kMaxCode) {
     return absl::UnavailableError("the worker's message is not a reply");

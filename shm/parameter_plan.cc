@@ -47,6 +47,7 @@ absl::StatusOr<ParameterPlan> ParameterPlan::InSlots(const ModelLayout& layout,
                                                      const JobConfig& config,
                                                      const JobMemory& memory) {
   std::vector<int> sharing;
+  // Without the root, which stays gathered from forward to backward.
   for (size_t unit = 1; unit < layout.units.size(); ++unit) {
     // A unit within whose windows others open could lose its slot to them, so it has a place of its
     // own.
@@ -55,6 +56,7 @@ absl::StatusOr<ParameterPlan> ParameterPlan::InSlots(const ModelLayout& layout,
       sharing.push_back(unit);
   }
   const int64_t wanted_slots = int64_t{config.max_gathered_units} + 2;
+  // As many slots as units would save no memory.
   if (static_cast<int64_t>(sharing.size()) <= wanted_slots) return InPlaces(memory);
   const int num_slots = static_cast<int>(std::min<int64_t>(wanted_slots, kMaxSlots));
   ParameterPlan plan;

@@ -9,6 +9,7 @@ namespace tessera {
 void PopulatePages(std::byte* data, int64_t size_bytes) {
   if (size_bytes <= 0) return;
 #ifdef MADV_POPULATE_WRITE
+  // Kernels before 5.14 do not know it.
   if (madvise(data, size_bytes, MADV_POPULATE_WRITE) == 0) return;
 #endif
   TouchEachPage(data, size_bytes);

@@ -7,10 +7,12 @@ namespace tessera {
 namespace {
 
 void Add(std::atomic<int64_t>* sum, int64_t value) {
+  // Relaxed: sums are for metrics, and order nothing.
   sum->fetch_add(value, std::memory_order_relaxed);
 }
 
 int64_t Read(const std::atomic<int64_t>& sum) {
+  // The memory is writable to executors, and a counter of Prometheus is not negative.
   return std::max<int64_t>(sum.load(std::memory_order_relaxed), 0);
 }
 

@@ -27,6 +27,7 @@ absl::StatusOr<SharedRegion> SharedRegion::Create(absl::string_view label, int64
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("memfd_create ", name));
   // Another user who is given it for reading cannot open it for writing.
   if (fchmod(fd.get(), 0600) != 0) return ErrnoStatus(errno, absl::StrCat("chmod ", name));
+  // Takes no memory yet: pages come with the first write, or with TakeMemory.
   if (ftruncate(fd.get(), size_bytes) != 0) {
     return ErrnoStatus(errno, absl::StrCat("size ", name, " to ", size_bytes, " bytes"));
   }

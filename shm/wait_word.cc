@@ -67,6 +67,7 @@ absl::Status SleepUntil(const std::atomic<uint32_t>& word,
     if (abort.raised()) return absl::AbortedError("the wait was aborted");
     const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) return absl::DeadlineExceededError("the wait timed out");
+    // With the value that was judged: a store in between makes the kernel return at once.
     FutexWait(word, value, std::min(left, kSleepSlice));
   }
 }
@@ -121,6 +122,7 @@ void WaitForChange(WaitWord* word, uint32_t seen, absl::Time deadline, WaitPolic
 }
 
 void WakeAll(const std::atomic<uint32_t>& word) {
+  // All of them: each waits for a condition of its own.
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 

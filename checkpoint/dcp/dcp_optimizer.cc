@@ -34,6 +34,7 @@ absl::StatusOr<std::map<std::string, StoredObject>> FindObjects(const std::strin
                                                                 const std::string& prefix) {
   ASSIGN_OR_RETURN(const OpenFile file, OpenRegularFile(absl::StrCat(folder, "/", kMetadataName)));
   ASSIGN_OR_RETURN(const std::string pickle, ReadSmallFile(file, kMaxMetadataBytes));
+  // A second time: DcpModel decoded tensors alone, and most loads need no more.
   absl::StatusOr<Contents> contents = DecodeContents(pickle);
   if (!contents.ok()) return Annotate(contents.status(), file.path);
   std::map<std::string, StoredObject> objects;

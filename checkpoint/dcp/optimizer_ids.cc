@@ -35,6 +35,7 @@ std::vector<size_t> GroupSizes(const OptimizerState& state) {
   std::vector<size_t> sizes;
   const Numbers* last = nullptr;
   for (const auto& [id, group] : group_of) {
+    // A group's members share one object (GiveGroups in dcp_optimizer.cc), so the pointer tells.
     if (sizes.empty() || group != last) sizes.push_back(0);
     ++sizes.back();
     last = group;

@@ -38,6 +38,7 @@ absl::StatusOr<TorchArchive> Read(const OpenFile& file, Members members) {
   TorchArchive archive;
   archive.prefix = name->substr(0, name->size() - kPickle.size());
   const auto order = members.find(archive.prefix + "byteorder");
+  // Older versions of PyTorch write no such member: their archives are taken for little-endian.
   if (order != members.end()) {
     ASSIGN_OR_RETURN(const std::string byte_order, ReadMember(file, order->second));
     if (byte_order != "little") return Bad("another byte order than little-endian");

@@ -139,6 +139,7 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
     if (listed.job_id != job_id) return false;
     const std::optional<EntryInfo> info = LookAt(storage, listed.path, Links::kSeen);
     // A link may lead to a checkpoint that another name holds.
+    // Where the new checkpoint itself cannot be seen, no older one is taken for superfluous.
     return own.has_value() && info.has_value() && info->kind != EntryInfo::Kind::kLink &&
            info->identity != own->identity;
   };
@@ -151,6 +152,7 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
   });
   for (size_t i = 0; i + keep - 1 < others.size(); ++i) {
     const std::string gone = PartialFolder(others[i].path);
+    // What an earlier crash left under this name would be in the way of the rename.
     RETURN_IF_ERROR(RemoveFolder(gone, Removal::kForGood));
     // Durably, else a power loss could keep the name and lose the files.
     const absl::Status retired = storage->RetireFolder(others[i].path, gone);
@@ -159,6 +161,7 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
     if (named.ok() && !named->has_value() && removed != nullptr) removed->push_back(others[i].path);
     RETURN_IF_ERROR(retired);
     RETURN_IF_ERROR(FaultPoint("checkpoint.retired"));
+    // A crash before its end leaves a manifest with this job's id: RemoveLeftovers finds it.
     RETURN_IF_ERROR(RemoveFolder(gone, Removal::kForGood));
   }
   return absl::OkStatus();

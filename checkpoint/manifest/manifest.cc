@@ -222,6 +222,7 @@ std::string EncodeManifest(const Manifest& manifest) {
   }
   json["files"] = Json::object();
   for (const auto& [name, file] : manifest.files) json["files"][name] = EncodeFile(file);
+  // Last, because it is of all the other members.
   const uint32_t crc32 = Crc32(Canonical(json));
   json[kOwnChecksum] = FormatCrc32(crc32);
   // Replaced, not thrown: names may hold bytes that are not UTF-8.

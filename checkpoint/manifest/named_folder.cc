@@ -114,6 +114,7 @@ absl::Status RemoveFolder(const std::string& folder, Removal removal) {
     if (removal == Removal::kForGood) RETURN_IF_ERROR(storage->SyncFolder(folder));
     RETURN_IF_ERROR(remove(*manifest));
   }
+  // Refused where another save has put a file there since the list was made.
   return storage->RemoveEmptyFolder(folder);
 }
 
@@ -132,6 +133,7 @@ absl::Status BeginFolder(const std::string& path, FolderKind kind,
   // CheckStillMade.
   RETURN_IF_ERROR(RemoveFolder(partial));
   RETURN_IF_ERROR(FaultPoint("checkpoint.begin"));
+  // Fails where another save has made it since: no two write into one folder.
   RETURN_IF_ERROR(storage->MakeFolder(partial));
   if (made == nullptr) return absl::OkStatus();
   // Which folder this is, by inode and not by name.

@@ -31,6 +31,7 @@ class Verifier {
     }
     const absl::StatusOr<CheckedFile> checked = CheckedFile::Open(folder_, name, found_.manifest);
     Note(checked.status());
+    // Counted though it was not read, so that the progress ends at the whole.
     if (!checked.ok()) return Done(file.size_bytes);
     Done(checked->header().data_offset_bytes);
     for (const auto& [tensor, stored] : checked->header().tensors) {

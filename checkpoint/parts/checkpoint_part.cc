@@ -94,6 +94,7 @@ absl::StatusOr<PartSlice> DecodeSlice(const std::string& name, const StoredTenso
   }
   slice.tensor = std::string(tensor);
   slice.whole.dtype = stored.dtype;
+  // A slice is stored flat. The shape is that of the whole tensor, which the file does not have.
   const auto begin = json.find("begin"), shape = json.find("shape");
   if (begin == json.end() || !begin->is_number_unsigned() ||
       begin->get<uint64_t>() > uint64_t{INT64_MAX} || shape == json.end() ||

@@ -34,6 +34,7 @@ class Consolidator {
     // Another save of the same path may have taken the folder away.
     if (status.ok()) status = CheckStillMade(path_, made);
     if (status.ok()) status = PublishCheckpoint(path_, manifest_);
+    // Only the folder that this call made: another save may have made one there since.
     if (!status.ok()) DiscardFolder(path_, made);
     return status;
   }
@@ -98,6 +99,7 @@ class Consolidator {
       }
       RETURN_IF_ERROR(CopyTrainerFile(part));
     }
+    // Before Publish: what has a name is whole and durable.
     RETURN_IF_ERROR(model.Sync());
     RETURN_IF_ERROR(optimizer.Sync());
     RETURN_IF_ERROR(ModelFiles::Publish(folder_, model_));

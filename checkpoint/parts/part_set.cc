@@ -32,6 +32,7 @@ absl::StatusOr<std::vector<std::string>> PartFoldersIn(const std::string& folder
   std::vector<std::string> found;
   for (const std::string& name : names) {
     const std::string path = absl::StrCat(folder, absl::EndsWith(folder, "/") ? "" : "/", name);
+    // A partial one is being written, or was left by a save that died.
     if (!absl::EndsWith(path, ".partial") && IsPart(storage, path)) found.push_back(path);
   }
   if (found.empty())
@@ -198,6 +199,7 @@ absl::StatusOr<PartSet> FindParts(const std::vector<std::string>& folders,
   RETURN_IF_ERROR(OrderParts(&set.parts));
   RETURN_IF_ERROR(CheckRanks(allow_missing_ranks, &set));
   std::tie(set.model, set.optimizer) = *set.parts[0].contents.whole;
+  // Proved from the lists alone, before any tensor is read (ADR 29).
   RETURN_IF_ERROR(Cover(&set));
   return set;
 }

@@ -33,6 +33,7 @@ absl::StatusOr<CheckedFiles> CheckedFiles::OpenModel(const std::string& folder,
                                                      const Manifest& manifest) {
   const absl::StatusOr<std::vector<std::string>> names = ModelFilesOf(manifest);
   if (!names.ok()) return Annotate(names.status(), folder);
+  // The load itself goes by the manifest. The index is for other programs, which load by it.
   RETURN_IF_ERROR(CheckModelIndex(folder, manifest));
   return Open(folder, *names, manifest);
 }

@@ -108,6 +108,7 @@ absl::string_view Name(DiffKind kind) {
 
 absl::StatusOr<TensorsDiff> DiffTensors(const StoredTensors& a, const StoredTensors& b,
                                         const DiffOptions& options) {
+  // Of 8, so that no piece of a packed type begins within a byte.
   TESSERA_CHECK(options.piece_elements > 0 && options.piece_elements % 8 == 0);
   return Differ(a, b, options).Run();
 }

@@ -59,6 +59,7 @@ void CompareHalves(DType dtype, absl::string_view a, absl::string_view b, int64_
   const int64_t all = a.size() / sizeof(uint16_t);
   for (int64_t at = 0; at < all; at += kPiece) {
     const int64_t count = std::min(kPiece, all - at);
+    // Copied, because a text's bytes need not be aligned.
     memcpy(halves_a, a.data() + at * sizeof(uint16_t), count * sizeof(uint16_t));
     memcpy(halves_b, b.data() + at * sizeof(uint16_t), count * sizeof(uint16_t));
     host::CastHalfToFp32(dtype, halves_a, values_a, count);
@@ -95,6 +96,7 @@ void CompareBits(int64_t bits, absl::string_view a, absl::string_view b, int64_t
   for (int64_t i = 0; i < count; ++i) {
     bool differs = false;
     for (int64_t bit = i * bits; bit < (i + 1) * bits && !differs; ++bit) differs = differs_at(bit);
+    // Without a difference: the types that come here have no arithmetic (HasDifferences).
     if (differs) Note(begin + i, 0, diff);
   }
 }

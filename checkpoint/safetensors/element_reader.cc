@@ -19,6 +19,7 @@ template <typename Real>
 void Convert(DType dtype, const char* from, absl::Span<Real> into) {
   const int64_t count = into.size();
   if (dtype == DType::kFp64) {
+    // Aligned, because `from` is the beginning of an allocation.
     const auto* values = reinterpret_cast<const double*>(from);
     for (int64_t i = 0; i < count; ++i) into[i] = static_cast<Real>(values[i]);
     return;

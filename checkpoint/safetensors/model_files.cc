@@ -133,6 +133,7 @@ absl::Status ModelFiles::WriteStored(const std::string& tensor, int64_t begin_el
 absl::Status ModelFiles::Sync() { return open_.has_value() ? open_->Sync() : absl::OkStatus(); }
 
 absl::Status ModelFiles::Publish(const std::string& folder, const ModelFilesPlan& plan) {
+  // A crash in between does not show: a folder of several files gets its name after them.
   for (const auto& [file, header] : plan.headers)
     RETURN_IF_ERROR(ModelFile::Publish(PathIn(folder, file)));
   return absl::OkStatus();

@@ -62,6 +62,7 @@ absl::StatusOr<ModelIndex> DecodeModelIndex(absl::string_view json) {
   const auto metadata = parsed->find("metadata");
   if (metadata != parsed->end() && metadata->is_object() && metadata->contains("total_size")) {
     const nlohmann::json& total = (*metadata)["total_size"];
+    // Other programs write other forms of it. Nothing here relies on it, so they are passed over.
     if (total.is_number_unsigned() && total.get<uint64_t>() <= INT64_MAX)
       index.total_size_bytes = total.get<int64_t>();
   }

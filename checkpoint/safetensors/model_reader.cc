@@ -40,6 +40,7 @@ absl::StatusOr<ModelReader> ModelReader::Open(const std::string& path) {
   FileIdentity identity;
   identity.MixBytes(prefix);
   identity.MixWord(file.size_bytes);
+  // Values are not read for it, so a change of them shows only in the time.
   identity.MixWord(file.changed);
   return ModelReader(std::move(file), *std::move(header), identity.value());
 }

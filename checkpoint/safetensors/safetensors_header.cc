@@ -73,6 +73,7 @@ absl::Status CheckCoverage(const SafetensorsHeader& header) {
   std::vector<const StoredTensor*> sorted;
   for (const auto& [name, tensor] : header.tensors) sorted.push_back(&tensor);
   std::stable_sort(sorted.begin(), sorted.end(), [](const StoredTensor* a, const StoredTensor* b) {
+    // By the end too: an empty tensor begins where the next one does.
     return std::make_pair(a->begin_bytes, a->end_bytes) <
            std::make_pair(b->begin_bytes, b->end_bytes);
   });
@@ -192,6 +193,7 @@ absl::StatusOr<SafetensorsHeader> DecodeHeader(absl::string_view prefix, int64_t
     return absl::InvalidArgumentError(absl::StrCat("safetensors: a header of ", size, " bytes"));
   }
   const absl::string_view text = prefix.substr(8, size);
+  // The parser would pass over spaces in front of it, which the format forbids.
   if (text.empty() || text[0] != '{')
     return absl::InvalidArgumentError("safetensors: the header is not a JSON object");
   const absl::StatusOr<Json> json = ParseStrictJsonObject(text);

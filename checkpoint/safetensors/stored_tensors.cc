@@ -60,6 +60,7 @@ class StoredCheckpoint final : public StoredTensors {
     for (const auto& [part, names] : parts)
       RETURN_IF_ERROR(checkpoint->AddTensors(folder, part, names, manifest));
     for (const auto& [name, file] : manifest.files) {
+      // The index says how the model is cut into files, which is no difference of its content.
       if (!file.tensors.empty() || name == kModelIndexName) continue;
       RETURN_IF_ERROR(checkpoint->AddBytes(folder, name, file));
     }
@@ -133,6 +134,7 @@ absl::StatusOr<std::unique_ptr<StoredTensors>> StoredTensors::Open(const std::st
   ASSIGN_OR_RETURN(const std::string absolute, AbsolutePath(path));
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(absolute));
   const auto manifest = storage->Look(absl::StrCat(absolute, "/", kManifestName));
+  // Where that cannot be seen, opening a model makes the error.
   return manifest.ok() && manifest->has_value() ? StoredCheckpoint::Open(absolute)
                                                 : StoredModel::Open(absolute);
 }

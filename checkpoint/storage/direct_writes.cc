@@ -105,6 +105,7 @@ absl::Status DirectWrites::Start() {
 
 absl::Status DirectWrites::AwaitFree(const Piece& piece) {
   const auto is_free = [&piece] { return piece.file == nullptr; };
+  // Without a deadline: a disk has none (ADR 67).
   absl::MutexLock lock(&mu_, absl::Condition(&is_free));
   return status_;
 }
@@ -154,7 +155,9 @@ void DirectWrites::Run() {
     // After an error the rest is only taken off, so that the filler does not wait.
     const absl::Status status = failed ? absl::OkStatus() : WritePiece(piece);
     absl::MutexLock lock(&mu_);
+    // The first error stays, since nothing is written after it.
     if (!status.ok()) status_ = status;
+    // The lock that ends here gives the piece back to the filler.
     piece.file.reset();
   }
 }

@@ -77,6 +77,7 @@ void LetFilesBeMapped() {
     action.sa_sigaction = OnBusError;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
+    // Only with the handler: without it a file that is truncated would end the process.
     if (sigaction(SIGBUS, &action, &previous_action) == 0) may_map = true;
   });
 }

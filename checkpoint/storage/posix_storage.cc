@@ -176,6 +176,7 @@ absl::Status ExchangeByLinks(const std::string& from, const std::string& to) {
     if (errno == EPERM || RefusesFlags(errno)) return CannotExchange(from, to);
     return ErrnoStatus(errno, absl::StrCat("link ", to));
   }
+  // From here on the older file is kept by the link alone.
   if (rename(from.c_str(), to.c_str()) != 0) {
     const int error = errno;
     unlink(older.c_str());
@@ -183,6 +184,7 @@ absl::Status ExchangeByLinks(const std::string& from, const std::string& to) {
   }
   if (rename(older.c_str(), from.c_str()) == 0) return absl::OkStatus();
   const int error = errno;
+  // The caller reports an error, and then the older file has to have its name.
   (void)rename(older.c_str(), to.c_str());
   return ErrnoStatus(error, absl::StrCat("rename ", older));
 }
@@ -190,6 +192,7 @@ absl::Status ExchangeByLinks(const std::string& from, const std::string& to) {
 // Gives the file at `from` the name `to`. Returns whether something had the name, which has `from`
 // now.
 absl::StatusOr<bool> GiveName(const std::string& from, const std::string& to) {
+  // First: an exchange leaves `to` without a file at no time.
   if (ExchangeFiles(from, to)) return true;
   if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return false;
   if (errno != EEXIST && !RefusesFlags(errno))
@@ -223,6 +226,7 @@ absl::Status PosixStorage::CreateFile(const std::string& path, int64_t size_byte
   if (const int error = posix_fallocate(fd.get(), 0, size_bytes); error != 0)
     return ErrnoStatus(error, absl::StrCat("reserve ", size_bytes, " bytes for ", path));
   RETURN_IF_ERROR(FaultPoint("model-file.write"));
+  // Not synced: each process that writes ranges syncs the file after that.
   return WriteAt(fd.get(), beginning, 0, path);
 }
 

@@ -70,6 +70,7 @@ int tessera_tensors_get(const tessera_tensors* tensors, size_t index, tessera_te
     return CodeOf(absl::InvalidArgumentError("there is no such tensor"));
   const NamedTensor& tensor = tensors->tensors[index];
   tessera_tensor written = {};
+  // Not copied: the list keeps what these point to, until it changes or is deleted.
   written.name = tensor.name.c_str();
   // Names of dtypes are literals, which end in a zero.
   written.dtype = Name(tensor.dtype).data();

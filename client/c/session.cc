@@ -89,6 +89,7 @@ class CallerFill {
     if (!status_.ok()) return;
     status_ = FromCallback(
         fill_(context_, unit, parameter, values.data(), static_cast<int64_t>(values.size())));
+    // Outcome tells the caller of its own failure, whatever became of telling the others.
     if (!status_.ok()) (void)session_->Fail(status_);
   }
   // The caller's own failure, or else that of the call which used this.
@@ -109,6 +110,7 @@ absl::Status ReadWith(int unit, tessera_read read, void* context, const Call& ca
   RETURN_IF_ERROR(CheckNotNull(reinterpret_cast<const void*>(read), "read"));
   absl::Status of_caller;
   const absl::Status status = call([&](int parameter, ConstValues values) {
+    // The read goes on, because the other ranks take part in it.
     if (!of_caller.ok()) return;
     of_caller = FromCallback(
         read(context, unit, parameter, values.data(), static_cast<int64_t>(values.size())));
@@ -195,9 +197,11 @@ void tessera_close(tessera_session* session) { delete session; }
 void tessera_close_at_exit(tessera_session* session) {
   const auto close = [](int exit_status, void* closed) {
     auto* const of_program = static_cast<tessera_session*>(closed);
+    // A program that failed has not finished its training, so its job stays (docs/adr/0079).
     if (exit_status != 0) of_program->session->state().is_unfinished = true;
     delete of_program;
   };
+  // Not atexit, whose functions are not told the program's status.
   if (on_exit(close, session) != 0) delete session;  // Memory is short.
 }
 

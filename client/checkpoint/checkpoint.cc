@@ -55,6 +55,7 @@ absl::Status CheckNothingIsReplaced(const Session& session, const std::string& p
                                     bool in_parts) {
   // The executors refuse a path that is neither absolute nor a storage's.
   const absl::StatusOr<std::string> plain = PlainPath(path);
+  // In parts each rank replaces a folder of its own; otherwise rank 0 looks for all of them.
   const bool looks = (in_parts || session.rank() == 0) && plain.ok() && IsAbsolutePath(*plain);
   if (!looks) return absl::OkStatus();
   return CheckNoCheckpointAt(in_parts ? absl::StrCat(*plain, "/", PartFolderName(session.rank()))

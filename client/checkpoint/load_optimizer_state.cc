@@ -146,6 +146,7 @@ class Plan {
         if (stored != nullptr) {
           RETURN_IF_ERROR(PlanParameter(session, spec, *stored, &plan));
         } else if (strict && session.config().optimizer != OptimizerKind::kSgd) {
+          // Of SGD none is no error: it has state only with momentum, from its first update on.
           return Wrong(absl::StatusCode::kNotFound, spec.name, "the folder has none of it");
         }
       }
@@ -307,7 +308,7 @@ class Loader {
   }
 
   // So that no two ranks take parts of different states.
-  // By what will be written, not by paths: folders of nodes may be copies.
+  // By contents and times of files, not by paths: nodes may have different folders there.
   absl::Status CheckAlike() {
     FileIdentity identity;
     identity.MixWord(plan_.model().identity());
@@ -352,6 +353,7 @@ class Loader {
             unit, array, [&](Values slice) { return ReadSlice(array, unit, slice); }));
       }
     }
+    // Only now, when every array is staged: what is staged becomes the state at once.
     return access_.FinishState(progress);
   }
 

@@ -98,6 +98,7 @@ absl::StatusOr<std::string> AlternativeNames(const std::vector<std::string>& hos
   std::string names;
   for (const std::string& host : hosts) {
     ASN1_OCTET_STRING* const address = a2i_IPADDRESS(host.c_str());
+    // A host's name is no address, and leaves an error that a later failure would report.
     ERR_clear_error();
     const bool is_name =
         !host.empty() && host.size() <= 253 && std::all_of(host.begin(), host.end(), [](char c) {
@@ -122,6 +123,7 @@ absl::StatusOr<KeyAndCertificate> MakeAuthority(absl::Duration valid_for) {
   X509* const certificate = made.get();
   RETURN_IF_ERROR(Add(certificate, certificate, NID_basic_constraints, "critical,CA:TRUE"));
   RETURN_IF_ERROR(Add(certificate, certificate, NID_key_usage, "critical,keyCertSign,cRLSign"));
+  // What the certificates' authority key identifiers refer to.
   RETURN_IF_ERROR(Add(certificate, certificate, NID_subject_key_identifier, "hash"));
   if (X509_set_issuer_name(certificate, X509_get_subject_name(certificate)) != 1 ||
       X509_sign(certificate, key.get(), EVP_sha256()) <= 0) {

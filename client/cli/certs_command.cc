@@ -37,6 +37,7 @@ struct Flags {
 // A file that is not there yet. Errors: AlreadyExists; as of the file system.
 absl::Status WriteNew(const std::string& path, const std::string& content, mode_t mode) {
   const UniqueFd file(
+      // Never over another one: certificates that are in use belong to the key that is there.
       open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
   if (!file.valid()) return ErrnoStatus(errno, path);
   const ssize_t written = write(file.get(), content.data(), content.size());
@@ -149,6 +150,7 @@ absl::StatusOr<std::vector<Wanted>> WantedBy(const Flags& flags) {
 
 absl::Status Run(const Flags& flags, const Console& console) {
   ASSIGN_OR_RETURN(const std::vector<Wanted> wanted, WantedBy(flags));
+  // For this user alone: whoever reads ca.key can be anybody to the cluster.
   if (mkdir(flags.folder.c_str(), 0700) != 0 && errno != EEXIST)
     return ErrnoStatus(errno, flags.folder);
   const Folder folder(flags.folder, console);

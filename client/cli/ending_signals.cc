@@ -7,6 +7,7 @@ namespace tessera::cli {
 EndingSignals::EndingSignals() {
   sigemptyset(&signals_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals_, signal);
+  // Threads inherit it, so none that starts later is ended by a signal that Wait should get.
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);
 }
 

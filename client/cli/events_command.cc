@@ -59,7 +59,9 @@ class EventPrinter {
       }
       console_.out->flush();
       if (!console_.out->good()) return absl::UnavailableError("cannot write the output");
+      // A page has only so many events: all are there once one is empty.
       if (!page.events().empty()) continue;
+      // Past other jobs' events too, or those that are dropped would be noted as missing here.
       request_.set_after_number(page.last_number());
       return absl::OkStatus();
     }

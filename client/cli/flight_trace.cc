@@ -28,6 +28,7 @@ Json Metadata(const char* what, int rank, int track, const std::string& name) {
 int64_t EndOf(const v1::FlightRecord& record, const v1::DumpRankResponse& dump) {
   if (record.done_steady_ns() != 0) return record.done_steady_ns();
   for (const v1::FlightRecord& later : dump.records()) {
+    // Its epoch was over at the latest when the next one's first operation came.
     if (later.epoch() > record.epoch()) {
       return std::max(later.enqueued_steady_ns(), record.started_steady_ns());
     }

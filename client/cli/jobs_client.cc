@@ -17,6 +17,7 @@ namespace {
 constexpr char kWho[] = "coordinator";
 
 std::string NewRequestId() {
+  // The coordinator takes a request with an id that it knows for a retry.
   std::random_device random;
   return absl::StrCat("cli-", absl::Hex(random(), absl::kZeroPad8),
                       absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8),

@@ -72,6 +72,7 @@ absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, const Flags& flags) {
   layout.world_size = flags.world_size;
   layout.buffers = model.buffers;
   for (const UnitSpec& unit : model.units) {
+    // The spec was validated: each unit has a parameter.
     options.alignment_dtype = unit.parameters.front().dtype;
     if (!flags.compute_dtype.empty()) {
       ASSIGN_OR_RETURN(options.alignment_dtype, ParseDType(flags.compute_dtype));

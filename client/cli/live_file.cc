@@ -167,6 +167,7 @@ absl::StatusOr<LiveFile> SaveLiveState(LiveClient* client, const v1::LiveStateQu
   while (true) {
     absl::StatusOr<LiveFile> result = Write(client, query, way, tensors, header, whole, progress);
     if (result.ok()) return result;
+    // A partial file has the size of the whole from the beginning.
     ModelFile::Discard(whole);
     if (!absl::IsUnavailable(result.status()) || way == LiveClient::Way::kThroughCoordinator)
       return result;

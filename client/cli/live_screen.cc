@@ -23,6 +23,7 @@ void LiveScreen::Show(const std::string& frame) {
 
 absl::Status RunLive(const std::function<absl::StatusOr<std::string>()>& next_frame,
                      const std::function<bool()>& wait, std::ostream* out) {
+  // Before the screen is taken, so that a first error is left on the terminal.
   ASSIGN_OR_RETURN(std::string last_good, next_frame());
   LiveScreen screen(out);
   screen.Show(last_good);

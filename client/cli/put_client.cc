@@ -28,6 +28,7 @@ class GrpcPutClient : public PutClient {
     if (is_open) {
       sent = send_pieces([&](const v1::LivePiece& piece) {
         *request.mutable_piece() = piece;
+        // A write that fails has no reason of its own: the call is over, and Finish says why.
         is_open = is_open && writer->Write(request);
         return is_open;
       });

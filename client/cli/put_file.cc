@@ -143,9 +143,11 @@ absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& j
                        ": if that is intended, leave it out with --exclude"));
     }
     const Meaning& meaning = found->second;
+    // Counts come with the moments that they belong to.
     if (meaning.info == nullptr || !IsWanted(options.selection, {meaning.parameter})) continue;
     const bool is_moment = IsMoment(*meaning.info);
     if (IsBuffer(*meaning.info) ? !options.buffers : is_moment && !options.moments) continue;
+    // Of two tensors for one the order in the file would decide.
     const auto [other, is_new] = stored_of.emplace(name, key.second);
     if (!is_new) {
       return absl::InvalidArgumentError(absl::StrCat(

@@ -182,6 +182,7 @@ class LiveCopy {
     // Only what is compared is read from the job.
     if (!flags.match.empty()) query.add_include(flags.match);
     ASSIGN_OR_RETURN(const auto client, OpenLiveClient(flags.endpoint.Coordinator()));
+    // Copied first: the job trains on, and all that is compared must be of one step.
     std::string folder = "/tmp/tessera-diff-XXXXXX";
     if (mkdtemp(folder.data()) == nullptr) return ErrnoStatus(errno, "make a folder in /tmp");
     folder_ = folder;

@@ -203,6 +203,7 @@ class GrpcClusterApi : public ClusterApi {
     for (const std::unique_ptr<cli::WorkerClient>& worker : workers_) {
       absl::StatusOr<v1::DumpRankResponse> dump = worker->DumpRank(job, Rank(rank));
       if (dump.ok()) return dump;
+      // The rank may be on a worker that does not answer, so "not found" would be wrong.
       if (!absl::IsNotFound(dump.status())) why_not = dump.status();
       if (SteadyNow() > deadline) break;
     }

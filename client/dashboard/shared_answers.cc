@@ -27,6 +27,7 @@ HttpReply SharedAnswers::Get(const std::string& key, absl::FunctionRef<HttpReply
   const absl::Time now = SteadyNow();
   absl::MutexLock lock(&mu_);
   answer->reply = reply;
+  // As long as it took to make: slow servers get time for others between two of these.
   answer->until = now + std::max(options_.kept, now - begun);
   answer->is_made = true;
   return reply;
@@ -39,6 +40,7 @@ void SharedAnswers::ForgetOld(absl::Time now) {
   }
   for (auto it = answers_.begin();
        it != answers_.end() && answers_.size() > options_.max_answers;) {
+    // Those that are being made stay: a second one of the same would be made at once.
     it = it->second->is_made ? answers_.erase(it) : std::next(it);
   }
 }

@@ -44,6 +44,7 @@ class GrpcLiveClient : public LiveClient {
     }
     grpc::ClientContext context;
     const auto reader = stub_->GetLiveState(&context, query);
+    // No deadline: a state may have any size. Keepalive ends a call whose coordinator is gone.
     return TakeAll(reader.get(), &context, take);
   }
 

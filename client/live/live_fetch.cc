@@ -37,6 +37,7 @@ class GrpcLiveFetch : public LiveFetch {
 
   // With the first piece, so that it is known to be the right worker's.
   absl::Status Begin(const std::string& session) {
+    // Here, since the call itself has no deadline: its pieces take as long as they take.
     if (!channel_->WaitForConnected(GrpcDeadline(SteadyNow() + kPatience)))
       return absl::UnavailableError("nothing answers");
     v1::LiveFetchRequest request;

@@ -300,6 +300,8 @@ absl::StatusOr<VisitedState> CopyLiveState(const LiveReaderOptions& options, Liv
   const auto feed = [sink](const LiveVersion& version, absl::Span<const MappedEntry> entries) {
     return Feed(version, entries, sink);
   };
+  // A visit of torn values is made again, and the fetch below may follow one: the sink gets another
+  // Begin each time, on which it forgets what it had.
   if (auto copied = VisitMap(options, query, feed); copied.has_value()) return *copied;
   ASSIGN_OR_RETURN(const LiveVersion version, reader->Get(query, sink));
   return VisitedState{version, false};

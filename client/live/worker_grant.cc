@@ -44,6 +44,7 @@ absl::Status WorkerGrant::Ask(const v1::LiveStateQuery& query) {
   *request.mutable_map() = query;
   const std::string text = EncodeRequest(std::move(request));
   if (text.size() > kMaxPacketBytes) {
+    // Not InvalidArgument, after which VisitMap asks nobody else: a coordinator takes longer ones.
     return absl::FailedPreconditionError(
         absl::StrCat("a query of ", text.size(), " bytes is too long for it"));
   }

@@ -41,6 +41,7 @@ absl::StatusOr<v1::HandOverInfo> CallUntil(const DialOptions& coordinator, absl:
     ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, MakeChannel(coordinator));
     const std::unique_ptr<v1::HandOvers::Stub> stub = v1::HandOvers::NewStub(channel);
     grpc::ClientContext context;
+    // All of the time: the call itself waits for the other ranks, or for a job that takes over.
     context.set_deadline(GrpcDeadline(deadline));
     v1::HandOverInfo info;
     const absl::Status status = FromGrpcStatus(call(stub.get(), &context, &info));

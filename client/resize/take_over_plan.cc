@@ -120,6 +120,7 @@ absl::Status MatchBuffers(const ModelLayout& from, const ModelLayout& to, TakeOv
 }  // namespace
 
 absl::StatusOr<TakeOverPlan> PlanTakeOver(const JobShape& from, const JobShape& to, Rank rank) {
+  // The moments of one optimizer are no state of another.
   if (from.optimizer != to.optimizer) {
     const auto name = [](OptimizerKind kind) {
       return kind == OptimizerKind::kSgd ? "sgd" : "adamw";

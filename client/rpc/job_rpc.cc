@@ -71,6 +71,7 @@ absl::Status CallUntil(
     ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, MakeChannel(server));
     const std::unique_ptr<typename Service::Stub> stub = Service::NewStub(channel);
     grpc::ClientContext context;
+    // Shorter than the whole: a server that hangs is left, and the next try may find its successor.
     context.set_deadline(GrpcDeadline(TryDeadline(deadline)));
     absl::Status status = FromGrpcStatus(call(stub.get(), &context));
     // gRPC says nothing more of a service that is not there.
@@ -144,6 +145,7 @@ absl::StatusOr<AttachedRank> AttachToRank(const std::string& worker_address,
     ASSIGN_OR_RETURN(Packet answer, AskWorker(lease->get(), packet, TryDeadline(deadline)));
     ASSIGN_OR_RETURN(v1::LocalReply reply, ParseReply(answer.bytes));
     if (!reply.has_attached()) return absl::UnavailableError("the worker gave nothing");
+    // The socket is the lease: its end tells the worker that this trainer is gone.
     rank = {*std::move(lease), std::move(answer.fds), std::move(*reply.mutable_attached())};
     return absl::OkStatus();
   }));

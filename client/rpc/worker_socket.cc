@@ -18,6 +18,7 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(10);
 
 absl::Status CheckServerUser(int socket) {
+  // Another user's process at this path would give memory that it can change. Root trusts any user.
   return geteuid() == 0 ? absl::OkStatus() : CheckPeerUser(socket);
 }
 
@@ -36,6 +37,7 @@ absl::StatusOr<UniqueFd> ConnectToWorker(const std::string& descriptor_socket) {
 }
 
 absl::StatusOr<Packet> AskWorker(int socket, absl::string_view packet, absl::Time deadline) {
+  // Without a wait, which would have no deadline: a full socket means that the worker is frozen.
   RETURN_IF_ERROR(SendPacket(socket, packet, {}, /*wait=*/false));
   pollfd answer = {socket, POLLIN, 0};
   while (true) {

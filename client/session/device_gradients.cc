@@ -18,6 +18,7 @@ absl::Status DeviceGradients::Finish() {
 }
 
 void DeviceGradients::AfterStream(void* stream) {
+  // On the device: this thread waits for nothing.
   if (available()) session_->state().client.memory().kernels->WaitForStream(stream);
 }
 
@@ -38,6 +39,7 @@ absl::Status DeviceGradients::Check(int unit, int parameter, int64_t numel, DTyp
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", name, "' has a communication hook, which reads host memory"));
   }
+  // A slot in host memory and one on the GPU are two places, and a reduction reads only one.
   if (session_->state().slots.gradient(unit).begun &&
       !session_->state().slots.gradient(unit).on_device) {
     return absl::FailedPreconditionError(

@@ -21,6 +21,7 @@ void InChild() {
   const int null = null_fd.load();
   for (std::atomic<int>& slot : slots) {
     const int fd = slot.load();
+    // Not closed: the number stays taken, so that the child's session hits no other file with it.
     if (fd >= 0 && null >= 0) (void)dup2(null, fd);
   }
 }
@@ -40,6 +41,7 @@ ForkClosed::ForkClosed() {
   InstallOnce();
   for (int i = 0; i < kSlots; ++i) {
     int free = kFree;
+    // Without a free slot children keep the socket: the trainer's death shows once they have ended.
     if (!slots[i].compare_exchange_strong(free, kNone)) continue;
     slot_ = i;
     return;

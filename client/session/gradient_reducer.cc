@@ -98,6 +98,7 @@ absl::Status GradientReducer::RegisterHook(std::optional<int> unit, CommHook hoo
 absl::Status GradientReducer::Begin(int unit) {
   UnitGradient& gradient = slots_->gradient(unit);
   if (gradient.begun) return absl::OkStatus();
+  // The clipping has seen the whole gradient. More of it would not be scaled alike.
   RETURN_IF_ERROR(slots_->CheckNotClipped("a gradient"));
   // Waits for the executor if it still reads the slot for another unit.
   RETURN_IF_ERROR(slots_->Take(unit));
@@ -241,6 +242,7 @@ absl::Status GradientReducer::Reduce(int unit) {
                      "gradients are accumulated before they are reduced"));
   }
   RETURN_IF_ERROR(Begin(unit));
+  // A rank without a gradient of its own takes part with zeros: the others wait for it there.
   Op op = OpOf(OpKind::kReduce, unit);
   if (gradient.on_device) {
     ASSIGN_OR_RETURN(op.array, FinishDeviceSlot(unit));

@@ -53,6 +53,7 @@ void HostedExecutor::NoteStuck(const absl::Status& why) {
   TESSERA_LOG(ERROR, "the executor of rank {} in this process hangs until the process ends: {}",
               rank_, why.ToString());
   absl::MutexLock lock(&mu_);
+  // Ends the destructor's wait: the trainer's process must be able to end.
   stuck_ = true;
   status_ = why;
 }

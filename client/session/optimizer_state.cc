@@ -48,6 +48,7 @@ absl::Status WriteOptimizerState(Session* session, const TrainingProgress& progr
           unit, array, [&](int u, int p, Values values) { fill(array, u, p, values); }));
     }
   }
+  // All or nothing: what is staged becomes a version only by the vote of all ranks (ADR 15).
   return access.FinishState(progress);
 }
 

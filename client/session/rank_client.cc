@@ -113,6 +113,7 @@ absl::Status RankClient::Connect(absl::Time deadline) {
     return absl::UnavailableError(
         absl::StrCat("the worker gave rank ", given, " of ", options_.config.world_size));
   }
+  // Later attachments ask for this rank by number, whoever asked for any at first.
   options_.rank = given;
   KeepLease(std::move(rank.lease));
   attachment_ = rank.response.attachment();
@@ -134,6 +135,7 @@ absl::StatusOr<AttachedRank> RankClient::Attach(int64_t former, bool wait_if_att
   request.set_rank(options_.rank);
   request.set_world_size(options_.config.world_size);
   request.set_layout_digest(LayoutDigest(layout_));
+  // The job may be deleted and made again before this arrives. Its memory is another one then.
   request.set_generation(generation_);
   request.set_former_attachment(former);
   // Only the job's owner gets it from the coordinator.
@@ -171,6 +173,7 @@ absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
 }
 
 absl::Status RankClient::Begin(absl::Time deadline, absl::FunctionRef<absl::Status()> take_over) {
+  // A new executor begins with the next epoch, so there is none to join.
   if (wants_executor()) return HostExecutor(deadline);
   const absl::Status joined = JoinEpoch(take_over);
   // An epoch that ended meanwhile is not the caller's concern; the next one is clean.
@@ -346,6 +349,7 @@ absl::Status RankClient::Submit(Op op) {
   RETURN_IF_ERROR(
       Await([] { return std::string("room in the submission ring"); },
             [&] { return number - control->consumed.load(std::memory_order_acquire) < kRingOps; }));
+  // The executor passes over operations of another epoch.
   op.epoch = epoch_;
   control->ring[number % kRingOps] = op;
   agreed_error_ = false;
@@ -520,6 +524,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
           absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,
                        "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes))));
     }
+    // In short waits: the lease and an executor in this process may end without an event.
     WaitForChange(&page()->events, seen, SteadyNow() + absl::Milliseconds(100));
   }
   RETURN_IF_ERROR(check_lease());

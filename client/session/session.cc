@@ -80,6 +80,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& opt
   // One deadline for all that opening waits for.
   session->state_->client.LimitWaits(deadline);
   RETURN_IF_ERROR(AttachUntil(session->state_.get(), deadline));
+  // From here on each wait has the timeouts of the options.
   session->state_->client.LimitWaits(absl::InfiniteFuture());
   return session;
 }
@@ -110,8 +111,10 @@ int64_t Session::num_writes() const {
 
 absl::Status Session::Initialize(const Filler& fill) {
   RETURN_IF_ERROR(state_->client.CheckNotInitialized());
+  // The slot of a unit is filled while the executor still works on the one before.
   for (int unit = 0; unit < num_units(); ++unit)
     RETURN_IF_ERROR(state_->slots.Stage(OpOf(OpKind::kInitialize, unit), fill));
+  // The job has values once all ranks have passed this, and none before.
   return state_->client.Finish(OpOf(OpKind::kFinishInitialize));
 }
 
@@ -160,6 +163,7 @@ absl::Status Session::WriteParameters(const std::vector<int>& units, const Fille
 
 absl::Status Session::ReadGradients(int unit, const Reader& read) {
   GradientSlots& slots = state_->slots;
+  // Clipping is a factor of the step, so the slots still have the gradients before it.
   RETURN_IF_ERROR(slots.CheckNotClipped("reading gradients"));
   RETURN_IF_ERROR(slots.Claim(unit));
   if (!reduced(unit)) return absl::OkStatus();

@@ -43,6 +43,7 @@ absl::string_view SessionBuffers::Get(int buffer) const {
 
 bool SessionBuffers::Has(int buffer, absl::string_view values) const {
   const uint64_t word = sequence(buffer);
+  // An odd word is a write in progress, or one whose writer died in it.
   return word != 0 && word % 2 == 0 &&
          (values.empty() || memcmp(Bank().values(buffer), values.data(), values.size()) == 0);
 }

@@ -66,6 +66,7 @@ absl::Status SessionSetup::AllGather(absl::Span<const char> own, char* all) {
     if (!own.empty()) memcpy(all + session_->rank() * own.size(), own.data(), own.size());
     return absl::OkStatus();
   }
+  // Every rank gives as many bytes, so all make the same rounds.
   for (size_t at = 0; at < own.size(); at += capacity) {
     ASSIGN_OR_RETURN(char* const slot, ClaimSlot());
     const size_t size = std::min<size_t>(capacity, own.size() - at);
@@ -127,6 +128,7 @@ absl::Status SessionSetup::InitializeFromRank0(const Filler& fill) {
       if (session_->rank() == 0) filled.Update(fill(u, p, values));
     };
     RETURN_IF_ERROR(slots.Stage(OpOf(OpKind::kBroadcast, unit), fill_on_rank0));
+    // From the same slot and without a wait: the executor takes operations in their order.
     RETURN_IF_ERROR(slots.Submit(OpOf(OpKind::kInitialize, unit)));
   }
   return Finish(filled);

@@ -37,6 +37,7 @@ absl::StatusOr<std::string> StateAccess::Receive() {
   const ControlPage* page = session_->state().client.page();
   std::string reply;
   size_t bytes = kPieceBytes;
+  // The last piece is not full: an empty one follows a reply that fills its pieces.
   while (bytes == kPieceBytes) {
     RETURN_IF_ERROR(session_->state().client.SubmitAndAwait(OpOf(OpKind::kReceive)));
     // A number from shared memory, bounded before it is used as a length.
@@ -50,6 +51,7 @@ absl::StatusOr<std::string> StateAccess::Call(OpKind kind, absl::string_view req
   RankClient& client = session_->state().client;
   absl::StatusOr<std::string> reply = [&]() -> absl::StatusOr<std::string> {
     RETURN_IF_ERROR(Send(request));
+    // After the request has arrived in pieces, which are this rank's and wait for no other.
     RETURN_IF_ERROR(client.Finish(OpOf(kind)));
     return Receive();
   }();

@@ -33,6 +33,7 @@ absl::StatusOr<uint32_t> RecordGradientEvent(RankClient* client) {
                 "rank {}: its executor cannot open events of this process, which from now on "
                 "waits for its GPU",
                 client->rank());
+    // For good: the executor that could not open one opens none of the others.
     memory.gradient_events.clear();
   }
   if (memory.gradient_events.empty()) {

@@ -144,6 +144,7 @@ WindowGuard::WindowGuard(const ModelLayout* layout, std::vector<UnitPages> units
 WindowGuard::~WindowGuard() {
   for (auto& entry : guards) {
     WindowGuard* self = this;
+    // Before the object goes: a handler that finds the pointer uses it.
     entry.compare_exchange_strong(self, nullptr);
   }
 }

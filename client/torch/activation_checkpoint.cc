@@ -81,6 +81,7 @@ class Recomputation {
 
  private:
   const Surroundings now_;
+  // The engine runs the nodes of a plain backward without it.
   const torch::AutoGradMode grad_mode_{true};
 };
 

@@ -10,6 +10,7 @@ absl::Status RunCollective(Session* session, const std::function<absl::Status()>
   const int64_t writes = session->num_writes();
   while (true) {
     absl::Status status = CatchTorch(body);
+    // A step is done again as a whole, and not this call alone.
     if (status.ok() || session->within_step()) return status;
     status = SessionSetup(session).Tell(status);
     const absl::Status recovered = session->Recover();

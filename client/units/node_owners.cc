@@ -50,6 +50,7 @@ void NodeOwners::EndDownTo(const Depths& depths, uint64_t this_thread, uint64_t 
 
 std::shared_ptr<const UnitForward> NodeOwners::Find(uint64_t thread, uint64_t number) const {
   const auto of_thread = threads_.find(thread);
+  // A thread without forwards made these nodes: they are of no unit.
   if (of_thread == threads_.end()) return nullptr;
   const std::vector<Mark>& marks = of_thread->second.marks;
   auto behind =

@@ -28,6 +28,7 @@ absl::Status SessionUnits::AskFor(int unit, bool for_forward) {
 
 absl::Status SessionUnits::Close(int unit) {
   if (session_->closed(unit)) return absl::OkStatus();
+  // Before the pages close: what still uses them is waited for, or known to the executor.
   FollowUses(unit);
   return session_->Reshard(unit);
 }

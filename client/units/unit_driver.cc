@@ -44,6 +44,7 @@ absl::StatusOr<std::shared_ptr<UnitForward>> UnitDriver::BeginForward(int unit,
   forward->precision = precision;
   forward->in_backward = in_backward();
   if (BeginsModel(unit)) {
+    // Not in a forward within a forward, whose outer one may use what is open.
     if (!in_forward()) RETURN_IF_ERROR(CloseLeftOpen());
     // An exception may have ended the last forward in the middle.
     prefetch_.BeginForward();

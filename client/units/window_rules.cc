@@ -27,6 +27,7 @@ std::vector<bool> WindowRules::ExchangeSync(std::vector<bool> sync) {
 }
 
 bool WindowRules::ReshardsAfterForward(int unit) const {
+  // The root is needed first in backward, so it stays open unless the trainer says otherwise.
   return reshard_forward_[unit] && (unit != root_ || root_was_told_);
 }
 

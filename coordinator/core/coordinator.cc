@@ -56,7 +56,9 @@ absl::StatusOr<Coordinator> Coordinator::Restore(const CoordinatorOptions& optio
 }
 
 void Coordinator::Accept() {
+  // An end of a save is dropped from memory only now that its record is durable.
   parts_->saves.Accept();
+  // After the state's Accept: until then Rollback could have brought the deleted jobs back.
   if (parts_->state.Accept()) parts_->epochs.ForgetDeletedJobs();
 }
 
@@ -113,6 +115,7 @@ absl::Status Coordinator::RegisterWorker(const WorkerId& worker, const Member& m
 
 const MemberRegistry& Coordinator::members() const { return parts_->state.members(); }
 
+// Other than a job that does not exist: of all.
 Claims Coordinator::claims() const { return parts_->state.durable().ClaimedByOthers(JobId()); }
 
 Incarnation Coordinator::IncarnationOf(const WorkerId& worker, const std::string& key) const {
@@ -130,6 +133,7 @@ absl::Duration Coordinator::SilentFor(const WorkerId& worker, absl::Time now) co
 
 absl::Status Coordinator::Connect(const Sender& sender, absl::Time now, Effects* effects) {
   RETURN_IF_ERROR(parts_->members.Connect(sender, now, effects));
+  // After the life has begun: a command that this has sent already is not sent twice.
   parts_->reports.ResendOnConnect(sender, effects);
   return absl::OkStatus();
 }
@@ -138,6 +142,7 @@ void Coordinator::Disconnected(const WorkerId& worker) { parts_->members.Disconn
 
 absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs,
                                     absl::Time now, Effects* effects) {
+  // First, here and below: a report that is refused shows all the same that the worker lives.
   RETURN_IF_ERROR(parts_->members.Hear(sender, now, effects));
   return parts_->reports.Heartbeat(sender, jobs, now, effects);
 }
@@ -218,6 +223,7 @@ void Coordinator::Tick(absl::Time now, Effects* effects) {
   CoordinatorState& state = parts_->state;
   // Observe comes before DeclareLost, so that the coordinator's own pause is nobody's silence.
   state.EndTakeOver(now, parts_->members.Observe(now), effects);
+  // Only marks the workers. AdvanceAll below ends the epochs that had ranks on them.
   parts_->members.DeclareLost(now, effects);
   parts_->epochs.FlushSteps(effects);
   for (auto& [id, avoided] : state.avoided) avoided.Expire(state.members(), now);

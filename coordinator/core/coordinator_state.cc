@@ -37,6 +37,7 @@ void CoordinatorState::OnRollback(std::function<void()> undo) {
 }
 
 bool CoordinatorState::Accept() {
+  // Most events change nothing durable, and then no job can have gone.
   if (undos_.empty()) return false;
   undos_.clear();
   for (const JobId& job : replaced_) unreadable_.erase(job);
@@ -53,11 +54,13 @@ bool CoordinatorState::Accept() {
 
 void CoordinatorState::Rollback() {
   replaced_.clear();
+  // In reverse order, because each undo restores what its own record replaced.
   for (; !undos_.empty(); undos_.pop_back()) undos_.back()(&durable_);
 }
 
 const EpochRuntime* CoordinatorState::FindRuntime(const JobId& id, const Job& job) const {
   auto it = runtimes_.find(id);
+  // The runtime of an older epoch is as good as none: nothing that was heard in it may count now.
   return it == runtimes_.end() || it->second.epoch != job.status.epoch ? nullptr : &it->second;
 }
 
@@ -74,6 +77,7 @@ EpochRuntime& CoordinatorState::Runtime(const JobId& id, const Job& job) {
 
 bool CoordinatorState::IsBehind(const JobId& id, const Job& job) const {
   const Orphans::Holders* holders = orphans.Find({id, job.generation});
+  // The next epoch of such a job could have the number of one that its workers were in already.
   return holders != nullptr &&
          std::any_of(holders->begin(), holders->end(), [&](const auto& holder) {
            return holder.second.IsAheadOf(job.status.epoch, job.HasBegun());

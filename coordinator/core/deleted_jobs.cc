@@ -14,6 +14,7 @@ void DeletedJobs::Put(const JobId& job, Generation generation) {
 }
 
 void DeletedJobs::Forget(const JobId& job) {
+  // Before newest_, which still has the key.
   by_generation_.erase(Newest(job));
   newest_.erase(job);
 }

@@ -50,6 +50,7 @@ void DurableState::Apply(const StateRecord& record) {
                  [&](const JobStatusRecord& r) { jobs_[r.job].status = r.status; },
                  [&](const JobStepRecord& r) {
                    Job& job = jobs_[r.job];
+                   // Never back: all ranks voted for a committed step, and none undoes it.
                    job.committed_step = std::max(job.committed_step, r.committed_step);
                  },
                  [&](const HandOverRecord& r) { jobs_[r.job].hand_over = r.hand_over; },
@@ -160,6 +161,7 @@ Claims DurableState::ClaimedByOthers(const JobId& job) const {
     if (id == job || IsOver(other.status.state)) continue;
     std::vector<DeviceId> places;
     for (const RankPlacement& p : other.status.placements) places.emplace_back(p.worker, p.device);
+    // A completed job gives its devices away and keeps its memory (ADR 79).
     claimed.Add(*other.spec, places, members_, other.status.completed);
   }
   return claimed;
@@ -203,6 +205,7 @@ std::string DurableState::WhyPlacementBroken(const JobStatus& status) const {
     if (member == nullptr || member->lost) {
       return absl::StrCat("worker '", placement.worker.value(), "' does not answer");
     }
+    // The same name, but another life: its memory does not have the shards (ADR 11).
     if (member->incarnation != placement.incarnation) {
       return absl::StrCat("worker '", placement.worker.value(), "' started again");
     }

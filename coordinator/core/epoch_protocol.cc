@@ -59,6 +59,7 @@ void EpochProtocol::AdvanceAll(absl::Time now, Effects* effects) {
 
 void EpochProtocol::Advance(const JobId& id, absl::Time now, Effects* effects) {
   const Job& job = *state_->FindJob(id);
+  // While workers may still report a later epoch than the journal has, none begins (ADR 62).
   if (IsOver(job.status.state) || state_->IsBehind(id, job) || state_->takes_over()) return;
   // First, because a committed step decides whether the job is lost or begins again.
   if (job.status.bound && JobPlacer(state_).MemoryIsGone(id, job)) {
@@ -95,6 +96,7 @@ void EpochProtocol::Advance(const JobId& id, absl::Time now, Effects* effects) {
     OpenEpoch(id, runtime->failure->reason, runtime->failure->cause, now, effects);
     return;
   }
+  // A worker that is lost or has restarted need not have reported a failure.
   std::string broken = state_->durable().WhyPlacementBroken(job.status);
   if (broken.empty() && job.status.bound && JobPlacer(state_).MemoryIsGone(id, job))
     broken = kPartIsGone;
@@ -158,7 +160,9 @@ void EpochProtocol::OpenEpoch(const JobId& id, const std::string& reason, EpochC
         EventOf(EventKind::kOrderMismatch, id, job, failure.mismatch->message));
   effects->opened_epochs[id] = cause;
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);
+  // The new epoch records an order of its own in its first step.
   state_->Put(EpochOverRecord{id}, effects);
+  // After the status: the job does not run now, so BeginEpoch announces the next request.
   saves_->EndSaveTry(id, reason, now, effects);
   SendEpochOpened(id, job.status.placements, failure, effects);
 }
@@ -168,7 +172,10 @@ void EpochProtocol::SendEpochOpened(const JobId& id, const std::vector<RankPlace
   const Job& job = *state_->FindJob(id);
   const std::set<WorkerId> workers = WorkersOf(job.status.placements);
   for (const WorkerId& worker : WorkersOf(previous)) {
+    // Before PrepareEpoch: a worker in the next epoch ignores the mismatch of this one, and its
+    // trainers would not get the cause.
     if (failure.mismatch.has_value()) effects->commands.push_back({worker, *failure.mismatch});
+    // A worker that misses this lists the job in a heartbeat, and is told again.
     if (workers.count(worker) == 0)
       effects->commands.push_back({worker, DropJob{id, job.generation}});
   }
@@ -231,6 +238,7 @@ void EpochProtocol::BeginEpoch(const JobId& id, Effects* effects) {
                          next.rebuilt_ranks};
   state_->Put(JobStepRecord{id, next.resume_step}, effects);
   state_->Put(JobStatusRecord{id, std::move(next)}, effects);
+  // A worker that misses this gets it when it connects (WorkerReports::ResendJob).
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});
   // After the record above, because only a running job is told of requests.
   saves_->SendRequest(id, workers, effects);
@@ -308,6 +316,7 @@ void EpochProtocol::CheckPreparing(absl::Time now) {
     }
     std::string reason;
     for (const WorkerId& worker : runtime.gather.missing()) {
+      // An answer of this worker ends the avoidance earlier (WorkerReports::ReportPrepared).
       if (const Member* member = state_->members().Find(worker)) {
         state_->avoided[id].Add(worker, member->incarnation,
                                 now + 10 * state_->options.prepare_timeout);

@@ -29,6 +29,7 @@ void EventLog::Add(ClusterEvent event, absl::Time time) {
   event.time = time;
   ++counts_[event.kind];
   std::deque<int64_t>& of_source = sources_[SourceOf(event)];
+  // One job that fails again and again must not push out the events of all others.
   if (of_source.size() == kMaxEventsOfSource) Drop(of_source.front());
   of_source.push_back(event.number);
   bytes_ += BytesOf(event);

@@ -58,6 +58,7 @@ absl::Status HandOverProtocol::OfferHandOver(const HandOverOffer& offer, absl::T
         What(offer.job), ": rank ", rank, " hands it over at step ", other.step.value(), ", rank ",
         offer.rank.value(), " at step ", offer.step.value()));
   }
+  // Not journalled: a trainer's call ends with the coordinator or the epoch, and it offers again.
   offers[static_cast<int32_t>(offer.rank.value())] = offer;
   if (static_cast<int>(offers.size()) < job->spec->config.world_size) return absl::OkStatus();
   HandOver made;
@@ -220,6 +221,7 @@ void HandOverProtocol::AdvanceHandOver(const JobId& id, absl::Time now, Effects*
     if (taker->committed_step > Step(0)) FinishHandOver(id, now, effects);
     return;
   }
+  // The deadline stays. If it has passed meanwhile, the next tick cancels the hand-over.
   HandOver offered = Moved(hand_over, HandOverStep::kTakerGone);
   offered.taker = JobId();
   offered.taker_generation = Generation();

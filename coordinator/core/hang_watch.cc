@@ -7,6 +7,7 @@ namespace tessera::coordinator {
 
 void HangWatch::Heard(Rank rank, const OrderPosition& place) {
   State& state = ranks_[rank.value()];
+  // A heartbeat can tell an older place than an announcement that came before it.
   if (!(state.place < place)) return;
   state.place = place;
   state.behind_since.reset();

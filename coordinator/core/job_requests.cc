@@ -61,11 +61,14 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
     RETURN_IF_ERROR(Annotate(CompareJobSpecs(*job->spec, *event.spec),
                              absl::StrCat("job '", event.job.value(), "' exists")));
     if (job->status.completed && !IsOver(job->status.state) && replay == nullptr) {
+      // Every trainer calls CreateJob first, so this is where trainers come again (ADR 79). A late
+      // retry of the first call is not a trainer that comes again.
       RETURN_IF_ERROR(Continue(event.job, *job, effects));
       job = state_->FindJob(event.job);
     }
     JobView view = ViewJob(*state_, event.job, *job);
     if (replay != nullptr) {
+      // A retry gets the reply that was lost, even if the job has moved on since.
       view.status = replay->reply;
       view.committed_step = Step();
       view.ranks.clear();

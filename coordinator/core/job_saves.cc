@@ -119,6 +119,7 @@ absl::StatusOr<SaveView> JobSaves::RequestSave(const RequestSaveEvent& event, ab
   save.requested_at = now;
   save.expires_at = now + event.expires_in;
   state_->Put(SaveRecord{event.job, save}, effects);
+  // Tells workers the oldest request that has not ended, which need not be this one.
   SendRequest(event.job, WorkersOf(job->status.placements), effects);
   effects->changed_jobs.insert(event.job);
   return ViewSave(event.job, *job, save);
@@ -191,6 +192,7 @@ absl::Status JobSaves::ReportSave(const Sender& sender, const SaveReport& event,
     NoteHeardSaves(now, effects);
     return absl::OkStatus();
   }
+  // A begin of an older epoch would mark a try as begun that EndSaveTry has ended already.
   if (event.epoch != job->status.epoch || job->status.state != JobState::kRunning)
     return absl::OkStatus();
   state_->Runtime(event.job, *job).saving[event.rank.value()] = {event.number, event.written_bytes,

@@ -20,6 +20,7 @@ absl::Status Stale(const WorkerId& worker, Incarnation given, Incarnation curren
 absl::Status MemberRegistry::CheckRegister(const WorkerId& worker, const Member& member) const {
   const Member* known = Find(worker);
   if (known == nullptr || known->incarnation < member.incarnation) return absl::OkStatus();
+  // Another process has the id by now. This one must not get the ranks back.
   if (member.incarnation < known->incarnation) {
     return Stale(worker, member.incarnation, known->incarnation);
   }

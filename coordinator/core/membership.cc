@@ -49,6 +49,7 @@ absl::Status Membership::RegisterWorker(const WorkerId& worker, const Member& me
     if (arrivals.size() > kMaxArrivals) arrivals.erase(arrivals.begin());
     return absl::OkStatus();
   }
+  // Not for an arrival: its registration says nothing about the life that is current.
   liveness_.Heard(worker, now);
   // A worker that repeats its registration costs no write to the journal.
   if (known != nullptr && known->address == member.address &&
@@ -96,6 +97,7 @@ Incarnation Membership::IncarnationOf(const WorkerId& worker, const std::string&
 
 absl::Status Membership::CheckKey(const WorkerId& worker, Incarnation incarnation,
                                   const std::string& key) const {
+  // A life that has not begun is not in the registry, and has its key here.
   const Member* arrival = FindArrival(worker, incarnation);
   if (arrival == nullptr || IsSameSecret(arrival->key, key))
     return state_->members().CheckKey(worker, incarnation, key);
@@ -155,6 +157,7 @@ void Membership::DeclareLost(absl::Time now, Effects* effects) {
   for (const WorkerId& worker : liveness_.Silent(now)) {
     const Member* member = state_->members().Find(worker);
     if (member == nullptr) {
+      // It is no member any more, and ForgetLostMembers leaves this to the next look.
       liveness_.Forget(worker);
     } else if (!member->lost) {
       Member lost = *member;

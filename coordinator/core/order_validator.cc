@@ -69,6 +69,7 @@ void OrderValidator::Withdraw(Rank rank) {
 
 OrderVerdict OrderValidator::Announce(Rank rank, const OrderPosition& position,
                                       const OrderEntry& entry) {
+  // The caller has refused what a worker could send beyond these bounds.
   TESSERA_CHECK(rank.value() >= 0 && rank.value() < world_size_);
   TESSERA_CHECK(position.sequence >= 0 && position.sequence < kMaxSequence);
   return Latched([&] { return DoAnnounce(rank, position, entry); });
@@ -79,6 +80,7 @@ OrderVerdict OrderValidator::Progress(Rank rank, const OrderPosition& position) 
 }
 
 OrderVerdict OrderValidator::Latched(absl::FunctionRef<OrderVerdict()> judge) {
+  // A mismatch ends the epoch. What ranks announce until then follows from it and is not judged.
   if (mismatch_.has_value()) return *mismatch_;
   OrderVerdict verdict = judge();
   if (verdict.mismatch.has_value()) mismatch_ = verdict;

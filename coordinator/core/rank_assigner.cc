@@ -102,6 +102,7 @@ FreeDevices OnOneWorker(FreeDevices free, const PlacementRequest& request) {
     if (static_cast<int64_t>(devices.size()) < request.world_size) continue;
     // All ranks of such a job were on one worker, so the first stands for all.
     const bool held = !request.previous.empty() && request.previous[0].worker == worker;
+    // The one with the fewest free devices leaves the most of them together for later jobs.
     if (held || best == nullptr || devices.size() < free.at(*best).size()) best = &worker;
     if (held) break;
   }
@@ -250,6 +251,7 @@ std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& memb
   }
   for (size_t rank = 0; rank < placements.size(); ++rank) {
     if (placed[rank]) continue;
+    // A copy: with its last device the worker leaves the map.
     const WorkerId worker = free.begin()->first;
     place(rank, worker, *free.begin()->second.begin());
   }

@@ -172,6 +172,7 @@ void RankWatch::LookForMissing(const JobId& id, const Job& job, absl::Time now, 
     AddEvent(EventKind::kRankMissing, id, job, rank, text, effects);
   }
   if (!state_->options.end_hung_epochs) return;
+  // Only marked here: a look has no records, so the next Tick opens the epoch.
   EpochFailure failure;
   failure.reason = runtime.missing.begin()->second;
   failure.cause = EpochCause::kMissingRank;

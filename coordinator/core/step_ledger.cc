@@ -16,6 +16,8 @@ std::optional<StepLedger::HashMismatch> StepLedger::Report(Rank rank, Step step,
     // A rank that has finished this step has also finished all earlier ones.
     open_.erase(open_.begin(), open_.upper_bound(step));
   } else if (open_.size() > kMaxOpenSteps) {
+    // Bounded, because a worker may report any steps. A step that is dropped here is committed with
+    // the next one that all ranks report.
     open_.erase(open_.begin());
   }
   return std::nullopt;

@@ -52,6 +52,7 @@ void WorkerReports::ResendJob(const Sender& sender, const JobId& id, const Job& 
                               Effects* effects) const {
   if (job.status.state == JobState::kRunning) {
     effects->commands.push_back(
+        // A worker that has started this epoch already ignores the repetition.
         {sender.worker, StartEpoch{id, job.generation, job.status.epoch, job.status.resume_step,
                                    job.status.rank_addresses, job.status.decision, job.IsFrozen(),
                                    job.status.rebuilt_ranks}});
@@ -105,6 +106,7 @@ absl::Status WorkerReports::Heartbeat(const Sender& sender, const std::vector<Jo
     }
     UpdateCompleted(progress.job, now, effects);
   }
+  // After the whole heartbeat: a job that it does not list is one that the worker no longer holds.
   state_->orphans.Listed(sender.worker, unknown);
   return absl::OkStatus();
 }

@@ -40,6 +40,7 @@ absl::StatusOr<CallLimits::Place> CallLimits::Enter(const std::string& client, C
         " of all clients (--max-calls) ", num_free,
         " are free, which is not more: end some of them, or call again later"));
   }
+  // Checked and taken under one lock, so that calls that come together do not share a place.
   ++clients_[client].calls[k];
   ++all_.calls[k];
   return Place(this, client, kind);
@@ -146,6 +147,7 @@ void CallLimits::TurnRequest::Give(const std::shared_ptr<TurnsOfClient>& turns, 
     const bool may_have_one = turns->num_taken == 0 || (turns->num_taken < turns->max_taken &&
                                                         now - turns->newest_at >= kBetweenReads);
     if (turns->waiting.empty() || !may_have_one) return;
+    // Off the list under the lock: from here on Withdraw fails, and the receiver is called.
     on_turn = std::move(turns->waiting.front()->on_turn_);
     turns->waiting.pop_front();
     ++turns->num_taken;
@@ -174,6 +176,7 @@ bool CallLimits::TurnRequest::Withdraw() {
   absl::MutexLock lock(&turns_->mu);
   const auto place = std::find(turns_->waiting.begin(), turns_->waiting.end(), this);
   if (place == turns_->waiting.end()) return false;
+  // From here on Give cannot find the request, so its receiver is never called.
   turns_->waiting.erase(place);
   return true;
 }

@@ -44,6 +44,7 @@ void CallServer::Stop() {
     // A call ends with its last event, so the threads go on taking events until then.
     mu_.Await(absl::Condition(&are_gone));
   }
+  // Only now: gRPC forbids to begin an operation on a queue that is shut down.
   queue_->Shutdown();
   for (std::thread& thread : threads_) thread.join();
   void* tag = nullptr;
@@ -112,6 +113,7 @@ void CallServer::NoteEnding(ServedCall* call) {
     oldest->place_in_ending_.reset();
     ending_.pop_front();
   }
+  // Without the lock, because it looks through all descriptors of this process.
   EndConnection(oldest->peer_);
   oldest->Unref();
 }

@@ -80,6 +80,7 @@ void CallWatch::Run() {
       EndLateOnes();
       is_any_slow = OldestSlow() != nullptr;
     }
+    // Without the lock: a call that gets its turn here ends its span, which takes the lock.
     on_look_();
     // Without the lock, for which calls wait: it reads a file of /proc.
     if (!is_any_slow || !has_too_much_memory_()) continue;
@@ -98,6 +99,7 @@ void CallWatch::EndLateOnes() {
   const absl::Time now = SteadyNow();
   for (Span* span : spans_) {
     span->watch_->mu_.AssertHeld();
+    // A span that was ended stays in the list until its call has noticed, and keeps its status.
     if (span->ended_.ok() && span->deadline_ <= now) End(span, span->late_);
   }
 }

@@ -123,6 +123,7 @@ absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
                         {},
                         prepared.decision(),
                         prepared.holds_nothing()};
+  // Peers of other workers dial these.
   for (const auto& [rank, address] : prepared.rank_addresses()) {
     RETURN_IF_ERROR(CheckRankAddress(address));
     decoded.rank_addresses[rank] = address;
@@ -134,6 +135,7 @@ absl::StatusOr<StreamEvent> DecodeHeld(const v1::HeldJob& held) {
   const v1::Job& job = held.job();
   RETURN_IF_ERROR(CheckJobId(job.job_id()));
   RETURN_IF_ERROR(CheckRange("generation", job.generation(), 1, kMaxCounter));
+  // The core counts on from these numbers, so that the largest ones would overflow.
   RETURN_IF_ERROR(CheckRange("epoch", job.epoch(), 1, kMaxCounter));
   RETURN_IF_ERROR(CheckRange("decided_step", held.decided_step(), 0, kMaxCounter));
   ASSIGN_OR_RETURN(ModelSpec model, DecodeModel(job.model()));
@@ -346,6 +348,7 @@ v1::Job Encode(const JobView& view) {
 
 v1::Job EncodeSummary(const JobView& view) {
   v1::Job job;
+  // Without what is in them: lists show no more than how many units there are.
   for (size_t unit = 0; unit < view.spec->model.units.size(); ++unit)
     job.mutable_model()->add_units();
   job.set_job_id(view.id.value());

@@ -96,6 +96,7 @@ absl::Status BeginJournal(const CoordinatorHost::Options& options, bool is_new, 
   if (effects.records.empty()) return absl::OkStatus();
   std::vector<JournalChange> batch;
   for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
+  // Durable before any worker can register: a worker keeps the name of its cluster.
   RETURN_IF_ERROR(journal->Append(batch, Durability::kPowerLoss));
   core->Accept();
   return absl::OkStatus();
@@ -116,6 +117,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
     TESSERA_LOG(ERROR, "job={} is set aside: {}", job.value(), reason);
     core.Quarantine(job, reason);
   }
+  // Before the ticker and the first call, so that no event finds the cluster without a name.
   RETURN_IF_ERROR(BeginJournal(options, rows.empty(), now, journal.get(), &core));
   ASSIGN_OR_RETURN(JournalStarts starts, JournalStarts::Read(rows));
   auto host = std::unique_ptr<CoordinatorHost>(
@@ -149,6 +151,7 @@ void CoordinatorHost::Stop() {
   {
     absl::MutexLock lock(&mu_);
     stopped_ = true;
+    // To close one only cancels its stream. The stream's thread waits for this lock in Disconnect.
     for (auto& [worker, outbox] : outboxes_) outbox->Close();
     outboxes_.clear();
   }
@@ -178,6 +181,7 @@ bool CoordinatorHost::AwaitTick() {
   const auto ticked = [this, before = num_ticks_]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return stopped_ || num_ticks_ > before;
   };
+  // Without a deadline: a journal that hangs has to show as the watchdog's missing answer (ADR 67).
   mu_.Await(absl::Condition(&ticked));
   return !stopped_;
 }
@@ -191,10 +195,12 @@ absl::Status CoordinatorHost::RunLocked(Handler handler, bool* journal_failed) {
     if (!status.ok() && journal_failed != nullptr) *journal_failed = true;
   }
   if (!status.ok()) {
+    // The commands of a refused event are dropped with `effects`: no worker hears of it.
     core_.Rollback();
     return status;
   }
   core_.Accept();
+  // Under the same lock, so that workers get the commands in the order of the journal.
   DeliverLocked(std::move(effects));
   return absl::OkStatus();
 }
@@ -386,6 +392,7 @@ absl::StatusOr<std::vector<SaveView>> CoordinatorHost::ListSaves(const JobId& jo
 absl::Status CoordinatorHost::Connect(const Sender& sender, const std::string& key,
                                       std::shared_ptr<Outbox> outbox) {
   absl::MutexLock lock(&mu_);
+  // Before the outbox is exchanged: a process that only knows the worker's id ends no stream.
   RETURN_IF_ERROR(core_.CheckKey(sender.worker, sender.incarnation, key));
   // Before the core's Connect, whose commands are for this stream.
   std::shared_ptr<Outbox> previous = std::exchange(outboxes_[sender.worker], outbox);
@@ -393,6 +400,7 @@ absl::Status CoordinatorHost::Connect(const Sender& sender, const std::string& k
     return core.Connect(sender, now, effects);
   });
   if (status.ok()) {
+    // Only now: a stream that is refused must not end the one that is current.
     if (previous != nullptr) previous->Close();
   } else if (previous != nullptr) {
     outboxes_[sender.worker] = std::move(previous);
@@ -445,6 +453,7 @@ absl::Status CoordinatorHost::OnStreamEvent(const Sender& sender, const StreamEv
         return std::visit(Visitor{core, sender, now, effects}, event);
       },
       &journal_failed);
+  // An error would end the stream, which mends no journal. The core has kept what it heard.
   return journal_failed ? absl::OkStatus() : status;
 }
 
@@ -452,6 +461,7 @@ bool CoordinatorHost::SendCommand(const WorkerId& worker, Command command) {
   absl::MutexLock lock(&mu_);
   const auto outbox = outboxes_.find(worker);
   if (outbox == outboxes_.end()) return false;
+  // Not journalled and not repeated: the session that it names ends with this process.
   outbox->second->Push(std::move(command));
   return true;
 }
@@ -474,6 +484,7 @@ absl::Status CoordinatorHost::AwaitCore(
       if (std::optional<absl::Status> status = look(core_)) return *std::move(status);
     }
     if (cancelled()) return absl::CancelledError("the caller is gone");
+    // Not for longer, because nobody wakes it where the caller goes.
     wait.Await(kCancelPoll);
   }
 }

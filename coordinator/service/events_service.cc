@@ -102,6 +102,7 @@ absl::Status EventsService::List(ServedCall* call, const v1::ListEventsRequest& 
     const auto wanted = [&](const ClusterEvent& event) {
       if (!job.value().empty() && event.job != job) return false;
       if (event.job.value().empty()) return true;
+      // Once for each owner, because ListEvents holds the host's lock meanwhile.
       const auto [may, is_new] = may_read.try_emplace(event.owner, false);
       if (is_new) {
         may->second = gate_->rules()

@@ -76,6 +76,7 @@ absl::Status Gate::Refuse(const std::string& who, const Call& call, const absl::
 absl::StatusOr<std::string> Gate::Identify(const Call& call) const {
   absl::StatusOr<std::string> identity = identities_.Of(*call.context);
   if (!identity.ok()) return Refuse("unknown", call, identity.status());
+  // After the identity, so that the log names the caller that is refused.
   const absl::Status version = CheckCaller(*call.context);
   if (!version.ok()) return Refuse(*identity, call, version);
   return identity;

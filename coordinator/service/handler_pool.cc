@@ -22,6 +22,7 @@ HandlerPool::~HandlerPool() {
 
 absl::Status HandlerPool::Run(std::function<void()> task) {
   absl::MutexLock lock(&mu_);
+  // An idle thread is free only as far as no earlier task waits for it.
   if (tasks_.size() >= num_idle_ && threads_.size() < max_threads_) {
     const auto self = threads_.emplace(threads_.end());
     // The thread waits for mu_ first, so it finds itself in *self.

@@ -23,6 +23,7 @@ JobWaits::Wait::~Wait() {
 bool JobWaits::Wait::Await(absl::Duration timeout) {
   absl::MutexLock lock(&mu_);
   AwaitWithTimeout(&mu_, absl::Condition(&has_changed_), timeout);
+  // Reset before the caller looks again, so that a change during that look wakes the next wait.
   return std::exchange(has_changed_, false);
 }
 

@@ -56,6 +56,7 @@ absl::StatusOr<JournalStarts> JournalStarts::Read(const std::vector<JournalRow>&
 }
 
 absl::Status JournalStarts::Note(Journal* journal) {
+  // With the first worker, so that starts that end before they serve leave no row.
   if (is_noted_) return absl::OkStatus();
   const int64_t number = starts_.empty() ? 1 : starts_.rbegin()->first + 1;
   journal::Start own;
@@ -68,6 +69,7 @@ absl::Status JournalStarts::Note(Journal* journal) {
   // Durable before a worker hears of it: a journal without this start is an older copy.
   RETURN_IF_ERROR(journal->Append(batch, Durability::kPowerLoss));
   if (is_full) starts_.erase(starts_.begin());
+  // Only after the write: a start that is not in the journal must not be told to a worker.
   starts_[number] = own_;
   is_noted_ = true;
   return absl::OkStatus();

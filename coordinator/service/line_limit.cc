@@ -9,6 +9,7 @@ std::optional<LineLimit::Line> LineLimit::Take(const std::string& client, absl::
   Minute& minute = clients_.try_emplace(client, Minute{now}).first->second;
   if (now - minute.began_at >= absl::Minutes(1)) {
     minute.began_at = now;
+    // What was left out stays until the next line tells of it.
     minute.lines = 0;
   }
   if (minute.lines == kLinesAMinute) {

@@ -11,6 +11,7 @@ void Outbox::Push(Command command) {
       return;
     }
   }
+  // A worker that is this far behind gets what it missed when it connects again.
   Close();
 }
 
@@ -29,6 +30,7 @@ std::optional<Command> Outbox::Pop() {
 void Outbox::Close() {
   absl::MutexLock lock(&mu_);
   closed_ = true;
+  // Under the lock: once Detach has returned, the stream that this cancels may be destroyed.
   if (on_close_ != nullptr) on_close_();
   on_close_ = nullptr;
 }

@@ -211,6 +211,7 @@ absl::Status Unreadable(const JournalRow& row, absl::string_view why) {
 template <typename Message>
 absl::StatusOr<Message> Parse(const JournalRow& row) {
   Message message;
+  // The row's checksum is right, so another version of this program wrote it.
   if (!message.ParseFromString(row.value)) return Unreadable(row, "its value cannot be parsed");
   return message;
 }

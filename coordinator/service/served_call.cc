@@ -96,6 +96,7 @@ void ServedCall::OnDone() {
 // Where it takes too long, or the client goes, the call is cancelled, and OnDone ends the wait.
 void ServedCall::AwaitTurn(CallLimits::Of what, absl::Time deadline) {
   const Gate& gate = *server_->gate_;
+  // Before Ask, within which the turn may come: OnTurn ends the span.
   span_.emplace(gate.watch(), &context_, deadline, CallLimits::HasNoTurn(identity_, what),
                 /*may_be_large=*/what == CallLimits::Of::kHandling);
   // Given back where the turn comes, or in EndWait where it does not.
@@ -186,6 +187,7 @@ void ServedCall::EndReading(const absl::Status& status) {
 }
 
 void ServedCall::OnRead(bool ok) {
+  // The handler waits for it in Read.
   if (phase_ == Phase::kHandled) {
     absl::MutexLock lock(&mu_);
     is_reading_ = false;
@@ -201,6 +203,7 @@ void ServedCall::OnRead(bool ok) {
 }
 
 void ServedCall::Handle() {
+  // Before the handler, since the events of its Read and Write go by it.
   phase_ = Phase::kHandled;
   const absl::Status status = method_->run(this);
   // The handler is done with the request, which must not take memory while the reply waits.
@@ -226,6 +229,7 @@ absl::Status ServedCall::LateReply() const {
 
 // A long reply keeps the call's place until it is sent.
 void ServedCall::SendReply() {
+  // In its turn, so that of one client one long reply at a time is in memory.
   if (const auto make = std::exchange(make_reply_, nullptr); make != nullptr) {
     if (const absl::Status made = make(); !made.ok()) return Finish(made);
   }
@@ -289,6 +293,7 @@ bool ServedCall::Read(grpc::ByteBuffer* message) {
     is_reading_ = true;
   }
   Ref();
+  // Without a deadline: gRPC ends the read when the client goes or the call is cancelled.
   stream_.Read(message, TagOf(Event::kRead));
   const auto is_over = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !is_reading_; };
   absl::MutexLock lock(&mu_);

@@ -192,6 +192,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   grpc::ServerBuilder builder;
   if (credentials != nullptr) builder.AddListeningPort(options.listen_address, credentials, &port_);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
+  // Otherwise gRPC widens the window below by what it measures of a connection.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   // How much of a call a client may send before we read it. While we read a message, it is more.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
@@ -229,6 +230,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
 void GrpcCoordinatorServer::Stop() {
   absl::call_once(stop_once_, [this] {
     host_->Stop();  // So that no call waits when it is asked to end.
+    // Its handlers wait in AwaitTick, which the host has ended.
     http_.reset();
     if (local_ != nullptr) local_->Stop();
     if (server_ != nullptr) {
@@ -236,6 +238,7 @@ void GrpcCoordinatorServer::Stop() {
       server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
       server_->Wait();
     }
+    // After the server, whose shutdown ends the calls that this waits for.
     calls_.Stop();
     stopped_.Notify();
   });
@@ -266,6 +269,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   if (!options.local_socket.empty()) {
     ASSIGN_OR_RETURN(local, LocalListener::Bind(options.local_socket));
   }
+  // Before any call is served: the journal refuses a second coordinator that opens it.
   ASSIGN_OR_RETURN(std::unique_ptr<Journal> journal, OpenJournal(options.journal_path));
   CoordinatorHost::Options host_options;
   host_options.core.worker_timeout = options.worker_timeout;

@@ -55,6 +55,7 @@ absl::Status JobsService::Get(ServedCall* call, const v1::GetJobRequest& request
   ASSIGN_OR_RETURN(const Gate::Caller caller,
                    gate_->Admit({call->context(), "GetJob", job}, Right::kRead));
   absl::StatusOr<JobView> view = host_->GetJob(job);
+  // The job that was admitted may be gone, and another owner's may have its name by now.
   RETURN_IF_ERROR(Gate::CheckSame(view, caller));
   call->MakeReplyInTurn(view->spec_bytes, [view = *std::move(view), reply] {
     *reply = Encode(view);
@@ -71,6 +72,7 @@ absl::Status JobsService::GetLayout(ServedCall* call, const v1::GetLayoutRequest
   absl::StatusOr<JobView> view = host_->GetJob(job);
   RETURN_IF_ERROR(Gate::CheckSame(view, caller));
   call->MakeReplyInTurn(view->spec_bytes, [view = *std::move(view), reply]() -> absl::Status {
+    // Only in the reply's turn, like all that takes memory by the size of a model.
     ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(view.spec->model, view.spec->config));
     *reply = EncodeLayout(layout);
     reply->set_job_id(view.id.value());
@@ -118,6 +120,7 @@ absl::Status JobsService::Watch(CallStream<v1::WatchJobRequest, v1::Job>* stream
     seen = true;
     RETURN_IF_ERROR(stream->call()->TakeReplyTurn(view->spec_bytes));
     RETURN_IF_ERROR(stream->WriteInTime(Encode(*view)));
+    // While it waits for the next change, it keeps no other reply of this client waiting.
     stream->call()->EndReplyTurn();
   }
 }
@@ -155,6 +158,7 @@ absl::Status MembershipService::Register(ServedCall* call, const v1::RegisterWor
         reply->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(heartbeat_interval_));
         reply->set_worker_timeout_ms(absl::ToInt64Milliseconds(worker_timeout_));
         reply->set_cluster_id(host_->cluster());
+        // Only what is durable by now: the worker tells it to later coordinators (docs/adr/0069).
         const HeardJournal heard = host_->ToHear();
         reply->set_start(heard.start);
         reply->set_changes(heard.changes);
@@ -181,6 +185,7 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
     while (std::optional<Command> command = outbox->Pop()) {
       v1::CoordinatorCommand encoded = Encode(*command);
       encoded.set_cluster_id(host_->cluster());
+      // These include the change that the command follows from, which was counted before.
       encoded.set_changes(host_->ToHear().changes);
       if (encoded.has_prepare()) {
         v1::Job* job = encoded.mutable_prepare()->mutable_job();
@@ -200,6 +205,7 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
   // Wakes the writer, which then ends.
   outbox->Detach();
   host_->Disconnect(sender.worker, outbox);
+  // The writer uses the stream and this frame.
   if (writer.ok()) writer->join();
   return status;
 }
@@ -262,6 +268,7 @@ absl::Status CheckpointsService::RequestSave(ServedCall* call,
   const JobId job(request.job_id());
   const auto save = [&](const Gate::Caller& caller) -> absl::Status {
     ASSIGN_OR_RETURN(RequestSaveEvent event, Decode(request));
+    // The caller's right to the path is decided here. The executor keeps the save below this root.
     ASSIGN_OR_RETURN(event.spec.root, gate_->rules().SaveRootOf(caller.identity, event.spec.path));
     return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
       // Under the core's lock, so that the job cannot be replaced between check and request.

@@ -164,6 +164,7 @@ absl::Status SqliteJournal::OpenFile(const Options& options) {
   }
   if (options.sets_room_aside) SetPagesAside(path_, options.page_bytes);
   sqlite3* raw = nullptr;
+  // NOMUTEX, because the journal has one caller at a time.
   const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
   const int code = sqlite3_open_v2(path_.c_str(), &raw, flags, nullptr);
   db_ = Db(raw);
@@ -291,6 +292,8 @@ absl::StatusOr<int64_t> SqliteJournal::QueryInt(const std::string& sql) {
 
 absl::Status SqliteJournal::SetDurability(Durability durability) {
   if (durability == durability_) return absl::OkStatus();
+  // FULL syncs the write-ahead log with each commit. NORMAL leaves that to later: a power failure
+  // may take the last commits away.
   RETURN_IF_ERROR(Execute(durability == Durability::kPowerLoss ? "PRAGMA synchronous=FULL"
                                                                : "PRAGMA synchronous=NORMAL"));
   durability_ = durability;
@@ -305,6 +308,7 @@ absl::Status SqliteJournal::Append(absl::Span<const JournalChange> batch, Durabi
   absl::Cleanup rollback = [this] {
     if (sqlite3_get_autocommit(db_.get()) == 0) Execute("ROLLBACK").IgnoreError();
   };
+  // A copy, so that a batch that fails leaves no trace in memory either.
   uint64_t digest = digest_;
   for (const JournalChange& change : batch) RETURN_IF_ERROR(Apply(change, &digest));
   // Workers compare this number after a restart, so only what survives a power failure counts.

@@ -42,6 +42,7 @@ std::vector<Extent> Join(const std::vector<Extent>& extents) {
 absl::Status CheckCover(const std::vector<Extent>& sorted, int64_t file_bytes) {
   int64_t at = 0;
   for (const Extent& extent : sorted) {
+    // Ranges come from all ranks. One that is missing or there twice is a save that went wrong.
     if (extent.file_at_bytes != at) {
       const int64_t end = std::max(at, extent.file_at_bytes);
       return absl::DataLossError(
@@ -74,6 +75,7 @@ class Planner {
       const int64_t bytes = fits                   ? extent.size_bytes
                             : rest >= least_bytes_ ? most_copy_bytes_
                                                    : extent.size_bytes - least_bytes_;
+      // The store copies these by itself. They do not come here.
       parts_.push_back({true, {Cut(&extent, bytes)}, bytes});
     }
     if (extent.size_bytes > 0) Send(&extent, extent.size_bytes);

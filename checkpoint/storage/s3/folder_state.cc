@@ -82,12 +82,14 @@ absl::StatusOr<FolderState> ReadState(const S3Client& client, const S3Path& fold
   if (!state.ok()) return Annotate(state.status(), s3::PathOf(path));
   state->etag = object->info.etag;
   state->changed_at = object->info.changed_at;
+  // Without it no change could be on the condition that this is still the version.
   if (!state->etag.empty()) return state;
   return absl::InternalError(absl::StrCat(s3::PathOf(path), ": the store's answer has no ETag"));
 }
 
 absl::StatusOr<bool> ChangeState(const S3Client& client, const S3Path& folder,
                                  const FolderState& from, FolderState to) {
+  // An empty ETag stands for a state that does not exist yet.
   return client.PutIf(StatePath(folder), EncodeState(to), from.etag);
 }
 

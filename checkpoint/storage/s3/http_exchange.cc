@@ -50,6 +50,7 @@ class HandlePool {
     return curl.easy_init();
   }
   void GiveBack(const CurlApi& curl, CURL* handle) {
+    // Forgets the pointers into this exchange, and keeps the connection.
     curl.easy_reset(handle);
     absl::MutexLock lock(&mu_);
     idle_.push_back(handle);  // As many as there ever were exchanges at once.
@@ -114,9 +115,11 @@ size_t TakeBody(char* data, size_t size, size_t count, void* user) {
   const size_t bytes = size * count;
   long status = 0;
   state->curl->easy_getinfo(state->handle, CURLINFO_RESPONSE_CODE, &status);
+  // The document of an error is not what the caller wants in its memory.
   const bool is_data = !state->into.empty() && status >= 200 && status < 300;
   const size_t most = is_data ? state->into.size() : kMaxBodyBytes;
   if (bytes > most - state->taken_bytes) {
+    // Fewer bytes than were given end the exchange.
     state->is_too_large = true;
     return 0;
   }
@@ -207,6 +210,7 @@ class Performer {
       const WithoutSigpipe without;
       code = curl_.easy_perform(handle_);
     }
+    // The handle outlives this buffer.
     Set(CURLOPT_ERRORBUFFER, static_cast<char*>(nullptr));
     long status = 0;
     curl_.easy_getinfo(handle_, CURLINFO_RESPONSE_CODE, &status);
@@ -223,7 +227,9 @@ class Performer {
 
   void SetConnection() {
     Set(CURLOPT_URL, request_.url.c_str());
+    // The signature is of this path, so libcurl must not tidy it up.
     Set(CURLOPT_PATH_AS_IS, 1L);
+    // Otherwise libcurl may use SIGALRM for its timeouts, which belongs to the program.
     Set(CURLOPT_NOSIGNAL, 1L);
     Set(CURLOPT_NOPROGRESS, 1L);
     // Of a URL that is made here: nothing leads to another scheme or host.
@@ -278,6 +284,7 @@ class Performer {
                                    request_.body};
     // The store compares the time with its own clock.
     for (const std::string& header : SignHeaders(to_sign, settings_, WallNow())) AddHeader(header);
+    // Otherwise libcurl says that the body is a form.
     if (request_.method == Method::kPost) AddHeader("content-type: application/octet-stream");
     Set(CURLOPT_HTTPHEADER, headers_);
   }

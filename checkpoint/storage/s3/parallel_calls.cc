@@ -36,6 +36,7 @@ absl::Status ParallelCalls::Add(std::function<absl::Status()> call) {
   absl::StatusOr<std::thread> thread = StartThread(
       "a request to s3://",
       [this, &running, call = std::move(call), deadline = StoragePatience::Deadline()]() mutable {
+        // The patience of the thread that called Add: a thread has its own.
         const StoragePatience patience(deadline);
         const absl::Status status = call();
         call = nullptr;  // With the memory that it holds.
@@ -48,6 +49,7 @@ absl::Status ParallelCalls::Add(std::function<absl::Status()> call) {
     running.thread = *std::move(thread);
     return absl::OkStatus();
   }
+  // Without a thread nothing counts it down again.
   running_.pop_back();
   absl::MutexLock lock(&mu_);
   --num_running_;

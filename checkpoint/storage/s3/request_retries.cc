@@ -69,6 +69,7 @@ std::string AdviceOn(const HttpAnswer& answer, const StoreError& error) {
 
 StoreError ErrorOf(const HttpAnswer& answer) {
   StoreError error;
+  // A store that has sent 200 for a long copy can report its failure in the body only.
   const bool may_have = answer.status >= 300 || answer.is_success();
   if (!may_have || answer.body.empty()) return error;
   const absl::StatusOr<XmlElement> document = ReadXml(answer.body);
@@ -93,12 +94,14 @@ bool MayRetry(const HttpAnswer& answer, const StoreError& error) {
     default:
       break;
   }
+  // The last two are of a body that was damaged on its way.
   if (error.code == "RequestTimeout" || error.code == "ConditionalRequestConflict" ||
       error.code == "OperationAborted" || error.code == "SlowDown" ||
       error.code == "InternalError" || error.code == "ServiceUnavailable" ||
       error.code == "XAmzContentSHA256Mismatch" || error.code == "BadDigest") {
     return true;
   }
+  // The failure of a copy whose 200 had been sent already.
   return answer.is_success() && !error.code.empty();
 }
 
@@ -106,6 +109,7 @@ absl::Duration DelayBefore(int attempt, double uniform, const HttpAnswer& answer
   const absl::Duration delay = RetryDelay(kRetries, attempt, uniform);
   int seconds = 0;
   if (!absl::SimpleAtoi(answer.HeaderOf("retry-after"), &seconds) || seconds < 0) return delay;
+  // Bounded, because the store may ask for any time.
   return std::max(delay, std::min(absl::Seconds(seconds), kMostDelay));
 }
 

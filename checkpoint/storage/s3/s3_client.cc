@@ -89,6 +89,7 @@ absl::StatusOr<HttpAnswer> S3Client::Send(const Call& call) const {
     ASSIGN_OR_RETURN(HttpAnswer answer, Exchange(settings_, request));
     const StoreError error = ErrorOf(answer);
     const bool is_done = answer.is_success() && error.code.empty();
+    // What callers expect: the object is not there, or the condition does not hold.
     const bool is_told = answer.failure.empty() && error.code != "NoSuchBucket" &&
                          (answer.status == 404 || answer.status == 412);
     if (is_done || is_told) return answer;
@@ -125,6 +126,7 @@ absl::Status S3Client::GetRange(const S3Path& path, const std::string& etag, int
   if (into.empty()) return absl::OkStatus();
   const int64_t last = at_bytes + static_cast<int64_t>(into.size()) - 1;
   Call call = {"read", Method::kGet, path};
+  // Of the version that was opened: ranges of two versions would make a file that never was.
   call.headers = {absl::StrCat("range: bytes=", at_bytes, "-", last),
                   absl::StrCat("if-match: ", etag)};
   call.into = into;
@@ -159,6 +161,7 @@ absl::StatusOr<bool> S3Client::PutIf(const S3Path& path, absl::string_view bytes
 }
 
 absl::Status S3Client::Delete(const S3Path& path) const {
+  // Not there is as good: an earlier try may have removed it.
   return Send({"remove", Method::kDelete, path}).status();
 }
 
@@ -181,6 +184,7 @@ absl::StatusOr<Listing> S3Client::List(const std::string& bucket, const std::str
     }
     const std::string token = document.TextOf("NextContinuationToken");
     const bool is_over = document.TextOf("IsTruncated") != "true" || token.empty();
+    // Who asks for a few wants to know whether there is any.
     if (is_over || most > 0) return listing;
     call.query = first;
     call.query.emplace_back("continuation-token", token);
@@ -192,6 +196,7 @@ absl::StatusOr<Upload> S3Client::BeginUpload(const S3Path& path) const {
   Upload upload = {path, "", RandomHex(16)};
   Call call = {"begin to write", Method::kPost, path};
   call.query = {{"uploads", ""}};
+  // By this mark CompleteUpload tells its own object from another save's.
   call.headers = {absl::StrCat(kMarkHeader, ": ", upload.mark)};
   ASSIGN_OR_RETURN(const HttpAnswer answer, Send(call));
   if (!answer.is_success()) return Unexpected(call, answer);
@@ -243,6 +248,7 @@ absl::Status S3Client::CompleteUpload(const Upload& upload,
   absl::StrAppend(&body, "</CompleteMultipartUpload>");
   Call call = {"finish", Method::kPost, upload.path};
   call.query = {{"uploadId", upload.id}};
+  // A store may put the parts together before it answers, which takes as long as a copy.
   call.body = body;
   call.is_copy = true;
   ASSIGN_OR_RETURN(const HttpAnswer answer, Send(call));
@@ -254,6 +260,7 @@ absl::Status S3Client::CompleteUpload(const Upload& upload,
 }
 
 absl::Status S3Client::AbortUpload(const Upload& upload) const {
+  // As in Delete: an upload that was finished or given up meanwhile is as good.
   Call call = {"give up", Method::kDelete, upload.path};
   call.query = {{"uploadId", upload.id}};
   return Send(call).status();

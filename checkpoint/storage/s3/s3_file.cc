@@ -59,6 +59,7 @@ absl::StatusOr<std::shared_ptr<const S3File::Window>> S3File::WindowWith(int64_t
         next_at_bytes_ <= window_->at_bytes + static_cast<int64_t>(window_->bytes.size())) {
       return window_;
     }
+    // A read that jumps gets what it asks for: what lies behind it may never be asked for.
     if (!follows) return std::shared_ptr<const Window>();
     // More with each: headers are small, and copies of whole files are not.
     ahead_bytes_ = std::clamp(4 * ahead_bytes_, kFirstAheadBytes, kReadBytes);

@@ -90,6 +90,7 @@ absl::Status ReadCredentials(const Variable& variable, S3Settings* settings) {
   settings->access_key = FirstOf(variable, {"AWS_ACCESS_KEY_ID"});
   settings->secret_key = FirstOf(variable, {"AWS_SECRET_ACCESS_KEY"});
   settings->session_token = FirstOf(variable, {"AWS_SESSION_TOKEN"});
+  // Both or none: a key and a secret of two sources do not belong together.
   const bool is_complete = !settings->access_key.empty() && !settings->secret_key.empty();
   const std::string path = CredentialsFile(variable);
   std::string profile = FirstOf(variable, {"AWS_PROFILE"});

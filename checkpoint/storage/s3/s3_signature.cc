@@ -63,6 +63,7 @@ std::vector<std::string> SignHeaders(const SignedRequest& request, const S3Setti
         std::string(absl::StripAsciiWhitespace(header.substr(colon + 1)));
   }
   std::string canonical, names;
+  // The store makes the same text, so the order and each space count.
   for (const auto& [name, value] : sorted) {
     absl::StrAppend(&canonical, name, ":", value, "\n");
     absl::StrAppend(&names, names.empty() ? "" : ";", name);

@@ -30,6 +30,7 @@ absl::Status Anothers(const S3Path& folder) {
 
 // Of a folder's id.
 std::pair<uint64_t, uint64_t> IdentityOf(absl::string_view id) {
+  // Ids are made here, or were checked when the state was read: they are hexadecimal.
   std::pair<uint64_t, uint64_t> identity;
   (void)absl::SimpleHexAtoi(id.substr(0, 16), &identity.first);
   (void)absl::SimpleHexAtoi(id.substr(16), &identity.second);
@@ -201,6 +202,7 @@ absl::Status S3Storage::Replace(const S3Client& client, const S3Path& folder, Ch
     ASSIGN_OR_RETURN(const FolderState from, ReadState(client, folder));
     FolderState to = from;
     RETURN_IF_ERROR(change(&to));
+    // Of two that change it at once, one fails here and looks at what the other has made.
     ASSIGN_OR_RETURN(const bool is_done, ChangeState(client, folder, from, to));
     if (is_done) return absl::OkStatus();
   }
@@ -216,6 +218,7 @@ absl::Status S3Storage::MakeFolder(const std::string& path) {
   ASSIGN_OR_RETURN(const Client client, S3Client::Make());
   const S3Path folder = {parsed.bucket, base};
   const std::string id = NewFolderId();
+  // Named before anything is put below it: other saves remove what no state names.
   RETURN_IF_ERROR(Replace(*client, folder, [&](FolderState* state) {
     if (!state->partial.empty())
       return absl::AlreadyExistsError(absl::StrCat(path, " exists already"));
@@ -247,7 +250,9 @@ absl::Status S3Storage::PublishFolder(const std::string& partial, const std::str
     own = {"", state->published, state->partial};
     return absl::OkStatus();
   }));
+  // UnpublishFolder undoes this change and no other.
   SetOwn(folder, own);
+  // Places to die in, not to fail: the folder has its name by now.
   (void)FaultPoint("checkpoint.renamed");
   (void)FaultPoint("checkpoint.published");
   return absl::OkStatus();

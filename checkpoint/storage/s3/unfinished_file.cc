@@ -36,6 +36,7 @@ absl::StatusOr<std::vector<Extent>> ReadExtents(const S3Client& client, const S3
   for (const std::string& key : listing.keys) {
     if (!absl::EndsWith(key, kListSuffix)) continue;
     ASSIGN_OR_RETURN(const std::optional<SmallObject> list, client.Get({path.bucket, key}));
+    // Removed since the keys were listed. What is missing then, PlanParts finds.
     if (!list.has_value()) continue;
     const absl::StatusOr<std::vector<Extent>> extents =
         DecodeExtents(list->bytes, std::string(absl::StripSuffix(key, kListSuffix)));
@@ -115,6 +116,7 @@ absl::Status RemoveAll(const S3Client& client, const S3Path& prefix) {
 
 absl::Status RemoveUnfinished(const S3Client& client, const S3Path& path) {
   const std::string whole(absl::StripSuffix(path.key, ".partial"));
+  // Uploads first: one that its writer completes meanwhile is an object, which RemoveAll finds.
   ASSIGN_OR_RETURN(const std::vector<Upload> uploads, client.ListUploads(path.bucket, whole));
   for (const Upload& upload : uploads) {
     // What its writers and its publisher had begun, and no other file's.
@@ -129,8 +131,10 @@ absl::Status CreateUnfinished(const std::shared_ptr<const S3Client>& client, con
   ASSIGN_OR_RETURN(const Listing there, client->List(path.bucket, absl::StrCat(path.key, "/"),
                                                      /*by_folder=*/false, /*most=*/1));
   if (!there.keys.empty()) RETURN_IF_ERROR(RemoveUnfinished(*client, path));
+  // In the keys of all ranges: a writer of an earlier attempt adds nothing to this one.
   const std::string attempt = RandomHex(kIdBytes);
   const nlohmann::ordered_json json = {{"attempt", attempt}, {"size", size_bytes}};
+  // Before any range: writers find the attempt by this object.
   RETURN_IF_ERROR(client->Put(CreatePath(path), json.dump()));
   UploadSink sink(client, path, attempt, PathOf(path));
   RETURN_IF_ERROR(sink.Write(beginning, 0));
@@ -158,6 +162,7 @@ absl::Status PublishUnfinished(const S3Client& client, const S3Path& path, const
       PlanParts(std::move(extents), file->size_bytes, kMostCopyBytes);
   if (!parts.ok()) return Annotate(parts.status(), PathOf(path));
   RETURN_IF_ERROR(Assemble(client, *parts, to));
+  // Only now: until the file was assembled these objects were the only copy.
   return RemoveAll(client, {path.bucket, absl::StrCat(path.key, "/")});
 }
 
@@ -243,6 +248,7 @@ absl::Status UploadSink::FinishObject() {
   } else {
     RETURN_IF_ERROR(client_->Put(object, {buffer_.get(), static_cast<size_t>(filled_bytes_)}));
   }
+  // After the object, so that a range that is listed is there.
   RETURN_IF_ERROR(client_->Put({object.bucket, absl::StrCat(object.key, kListSuffix)},
                                EncodeExtents(extents_)));
   ++num_objects_;
@@ -262,6 +268,7 @@ absl::Status UploadSink::Sync() {
 
 void UploadSink::GiveUpUpload() {
   if (!upload_.has_value()) return;
+  // Parts on their way would outlive the upload, and their calls this object.
   (void)calls_->Await();
   GiveUp(*client_, *upload_);
   upload_.reset();

@@ -92,6 +92,7 @@ class Reader {
   // Comments and instructions. `found`: whether there was one.
   absl::Status SkipOne(bool* found) {
     *found = true;
+    // Not "<!DOCTYPE": entities that a document declares itself can grow without bound.
     if (absl::ConsumePrefix(&rest_, "<!--")) return SkipPast("-->");
     if (absl::ConsumePrefix(&rest_, "<?")) return SkipPast("?>");
     *found = false;
@@ -148,10 +149,12 @@ class Reader {
   }
 
   absl::Status ReadElement(int depth, XmlElement* element) {
+    // The document comes from the network, and decides how deep this recursion goes.
     if (depth > kMaxXmlDepth) return Invalid("elements are nested too deep");
     if (++num_elements_ > kMaxXmlElements) return Invalid("too many elements");
     if (!absl::ConsumePrefix(&rest_, "<")) return Invalid("an element is missing");
     ASSIGN_OR_RETURN(const absl::string_view name, ReadName());
+    // Without the prefix of a namespace, which is the store's choice.
     element->name = std::string(name.substr(name.rfind(':') + 1));
     bool is_empty = false;
     RETURN_IF_ERROR(SkipAttributes(&is_empty));

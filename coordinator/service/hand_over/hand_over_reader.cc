@@ -42,6 +42,7 @@ absl::Status HandOverReader::Read(const v1::ReadHandOverRequest& request) {
   ASSIGN_OR_RETURN(const JobView view, StandingJob());
   ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(view.spec->model, view.spec->config));
   ASSIGN_OR_RETURN(plan_, PlanHandOverRead(layout, view.spec->config.optimizer, request));
+  // Without a deadline: all ranks of a taker read at the same time, and may be more than places.
   RETURN_IF_ERROR(places_->Enter(job_, absl::InfiniteFuture(), client_.cancelled));
   absl::Status status = watch_.Start();
   if (status.ok()) status = ReadWatched(view);

@@ -83,6 +83,7 @@ std::optional<absl::Status> LookAtOffer(const Coordinator& core, const HandOverO
                                         v1::HandOverInfo* reply) {
   const absl::StatusOr<JobView> view = core.GetJob(offer.job);
   if (!view.ok() || view->generation != offer.generation) return Gone(offer.job);
+  // Also of a retry: the answer to an earlier call may have been lost.
   if (view->hand_over.has_value() && view->hand_over->step == offer.step &&
       (view->hand_over->number == offer.epoch.value() || Stands(view->hand_over->phase))) {
     Encode(*view, reply);

@@ -23,6 +23,7 @@ absl::Status ClientWatch::Stop() {
     done_ = true;
     reason = reason_;
   }
+  // Without the lock, which the thread needs to see done_.
   if (thread_.joinable()) thread_.join();
   return reason;
 }
@@ -57,8 +58,10 @@ void ClientWatch::Watch() {
 }
 
 void ClientWatch::End(const absl::Status& reason) {
+  // The first reason stays: what follows is mostly its consequence.
   if (reason_.ok()) reason_ = reason;
   ended_.store(true);
+  // Each time, not only the first: the call may have opened its session since.
   options_.end();
 }
 

@@ -156,6 +156,7 @@ void LiveRead::EndTurn() {
 }
 
 absl::Status LiveRead::Copy(v1::LiveStateBegin* begin) {
+  // Looked up for each try, because an epoch since the last one may have moved ranks.
   ASSIGN_OR_RETURN(const JobView view, ReadableJob());
   RETURN_IF_ERROR(OpenLines(view));
   ASSIGN_OR_RETURN(const int64_t step, HoldAll());
@@ -202,6 +203,7 @@ absl::Status LiveRead::NoteProgress(
   // InfoOf looks the counts up by parameter, so there must be as many.
   if (update_counts.size() != static_cast<int>(plan_.parameters.size()))
     return absl::UnavailableError(absl::StrCat("worker '", worker, "' copied other parameters"));
+  // Each worker says the same, because all of them copied at the step of the hold.
   begin->set_trained_step(trained_step);
   if (plan_.moments) *begin->mutable_groups() = groups;
   update_counts_.assign(update_counts.begin(), update_counts.end());
@@ -241,6 +243,7 @@ absl::Status LiveRead::Serve(v1::LiveStateBegin begin) {
   RETURN_IF_ERROR(ForEachLiveSlice(*plan_.layout, plan_.tensors, 0,
                                    static_cast<int>(line_of_rank_.size()),
                                    [&](const LiveSlice& slice) -> absl::Status {
+                                     // With those before it that have no elements, and so no slice.
                                      RETURN_IF_ERROR(announce_before(slice.tensor + 1));
                                      return ServeSlice(slice);
                                    }));

@@ -81,6 +81,7 @@ absl::Status LiveRead::AwaitAll(const LiveSession::Lines& lines, v1::LiveEvent::
 }
 
 absl::Status LiveRead::NextFailure(LiveLine* line, absl::Time deadline) {
+  // What the worker sent before it failed comes first.
   while (true) RETURN_IF_ERROR(line->Next(deadline, [this] { return Cancelled(); }).status());
 }
 

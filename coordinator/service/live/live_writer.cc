@@ -92,6 +92,7 @@ absl::StatusOr<v1::PutReply> LiveWriter::Write(const v1::PutBegin& begin) {
   generation_ = view.generation;
   collective_timeout_ = view.spec->config.collective_timeout;
   ASSIGN_OR_RETURN(plan_, PlanPut(*view.spec, begin));
+  // A rank votes for one put at a time, so a second one could only wait.
   if (!hub_->puts.TryEnter(job_)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("job '", job_.value(), "': another client sets its values"));
@@ -152,6 +153,7 @@ absl::Status LiveWriter::OpenLines() {
     }
     ++workers_.back().end_rank;
   }
+  // All workers of the job, also those without a slice of the put: each rank has to vote for it.
   const absl::Status opened =
       session_.Open(workers, [this](const WorkerId& worker, const std::string& session) {
         return host_->SendCommand(worker, StagePut{job_, generation_, session});

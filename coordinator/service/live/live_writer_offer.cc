@@ -36,6 +36,8 @@ void LiveWriter::Hear(Worker* worker) {
   } else if (event.ok() && event->has_withdrawn()) {
     worker->state = WorkerPut::kOut;
   } else {
+    // A worker that reports a failure votes for the put no more. Of one whose stream only ended,
+    // nobody knows whether it had applied it.
     worker->state = worker->line->has_failed() ? WorkerPut::kOut : WorkerPut::kLost;
     worker->why = event.ok() ? absl::UnavailableError(absl::StrCat(
                                    "worker '", worker->line->worker(), "' answered out of order"))
@@ -92,6 +94,7 @@ absl::StatusOr<v1::PutReply> LiveWriter::Conclude(PutVerdict verdict,
     if (why.ok()) why = worker.why;
   }
   if (why.ok()) why = absl::UnavailableError("the workers gave it up");
+  // All workers are out, and a put needs the votes of all ranks (ADR 30).
   if (verdict == PutVerdict::kNotSet)
     return absl::Status(why.code(), absl::StrCat(why.message(), "; nothing was changed"));
   return absl::UnavailableError(absl::StrCat(

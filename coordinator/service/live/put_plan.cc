@@ -57,6 +57,7 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
 
 absl::Status CheckCount(const v1::PutTensor& from, LiveArray array) {
   const bool is_moment = array != LiveArray::kParameter && array != LiveArray::kBuffer;
+  // The next update depends on how many there were: a moment without its count is another state.
   if (is_moment != from.has_update_count()) {
     return absl::InvalidArgumentError(
         "a count of updates belongs to each moment, and to nothing else");

@@ -9,6 +9,7 @@ PutVerdict Judge(const std::vector<WorkerPut>& workers, bool is_wanted, bool is_
     return std::count(workers.begin(), workers.end(), state);
   };
   const bool is_pending = count(WorkerPut::kPending) > 0 && !is_over;
+  // One worker that has applied it proves that all ranks will: it was decided by all votes.
   if (count(WorkerPut::kApplied) > 0) return is_pending ? PutVerdict::kWait : PutVerdict::kSet;
   if (count(WorkerPut::kOut) == static_cast<long>(workers.size())) return PutVerdict::kNotSet;
   if (is_pending) {
@@ -16,6 +17,7 @@ PutVerdict Judge(const std::vector<WorkerPut>& workers, bool is_wanted, bool is_
     const bool can_come = count(WorkerPut::kOut) + count(WorkerPut::kLost) == 0;
     return is_wanted && can_come ? PutVerdict::kWait : PutVerdict::kWithdraw;
   }
+  // Some worker reports nothing, and it may be the one that applied the put.
   return PutVerdict::kUnknown;
 }
 
