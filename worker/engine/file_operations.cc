@@ -9,6 +9,7 @@
 namespace tessera {
 namespace {
 
+// One bit for each StateArray: a load sets or keeps all of them, so nothing is left to stage.
 constexpr uint32_t kAllArrays = 7;
 
 // Want of memory is this rank's own error, for the ranks to agree on. Any other ends the epoch.
@@ -52,6 +53,7 @@ absl::Status FileOperations::Save() {
   RETURN_IF_ERROR(context_.order.Issue(OpKind::kSave, -1, 0, options.config->compute_dtype));
   options.recorder->Started(number);
   absl::StatusOr<std::string> reply =
+      // All ranks lack them alike, so the error counts as agreed and ends no epoch.
       AsAgreed(absl::FailedPreconditionError("not saved: the job has no initial values yet"));
   if (context_.initialized()) {
     const int64_t step = context_.order.step();
@@ -115,6 +117,7 @@ absl::Status FileOperations::Load() {
 absl::Status FileOperations::FinishLoad(int64_t number, bool first, const LoadTarget& target,
                                         const LoadedState& state, const absl::Status& outcome) {
   const int64_t version = first ? 0 : context_.order.step() + 1;
+  // Only once all ranks have loaded: buffers of a load that failed must not be staged.
   if (outcome.ok()) {
     for (const auto& [buffer, bytes] : state.buffers)
       context_.options.buffers->Load(version, buffer, bytes);

@@ -8,6 +8,7 @@
 namespace tessera {
 namespace {
 
+// As torch.nn.utils.clip_grad_norm_ has it.
 // Added to the norm before dividing.
 constexpr double kClipEpsilon = 1e-6;
 

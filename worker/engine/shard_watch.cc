@@ -47,6 +47,7 @@ int ShardWatch::FindChanged(int64_t step) const {
   if (step != watched_step_) return -1;
   for (size_t unit = 0; unit < sums_.size(); ++unit) {
     if (Sum(static_cast<int>(unit), step) == sums_[unit]) continue;
+    // Kept before the vote: a successor of an executor that dies now has no sums to find it by.
     found_->store(WordOf(step, static_cast<int>(unit)));
     return static_cast<int>(unit);
   }

@@ -113,6 +113,7 @@ bool ShardedOptimizer::Continues(const ShardSegment& a, const ShardSegment& b,
   return a.unit == b.unit && a.group == b.group && a.requires_grad == b.requires_grad &&
          a.state_begin_elements + a.numel == b.state_begin_elements &&
          a.unit_begin_elements + a.numel == b.unit_begin_elements &&
+         // Their bias corrections differ where these do.
          step.updates[a.job_parameter] == step.updates[b.job_parameter];
 }
 
@@ -161,6 +162,7 @@ void ShardedOptimizer::CopyVersion(StateArray array, const ShardSegment& segment
 void ShardedOptimizer::CarryMomentsOver(const ShardSegment& segment, int64_t step,
                                         RankKernels* kernels) {
   if (!segment.requires_grad) return;
+  // A frozen parameter has no update, so nothing reads its moments.
   for (const StateArray moment : Moments()) CopyVersion(moment, segment, step, kernels);
 }
 
@@ -228,6 +230,7 @@ void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const Optimizer
 void ShardedOptimizer::UpdateSegment(const ShardSegment& segment, const OptimizerStep& step,
                                      const Published& published, RankKernels* kernels) {
   const int64_t update = step.updates[segment.job_parameter];
+  // Two versions that never meet: whatever dies in between, `from` stays as it is (docs/adr/0003).
   const int from = (step.step - 1) % 2;
   const int to = step.step % 2;
   UpdateArrays arrays;

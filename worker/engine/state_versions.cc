@@ -25,6 +25,7 @@ StateVersions::StateVersions(EngineContext* context, const EarlyUpdates* early)
     if (image == nullptr) return std::make_unique<InPlaceState>(&context_.optimizer);
     return std::make_unique<ImageState>(image, options.kernels);
   };
+  // Two images: a background save may read one while a load or put fills the other.
   saved_ = access(options.images == nullptr ? nullptr : &options.images->saved);
   next_ = access(options.images == nullptr ? nullptr : &options.images->staged);
 }
@@ -49,6 +50,7 @@ absl::Status StateVersions::PublishIfNot(int64_t step) {
   // Published parameters are memory that outlived the last executor.
   if (!options.must_publish && IsPublished(*options.group, context_.LocalIndex()))
     return absl::OkStatus();
+  // A job without values has nothing to publish, and no unit is unsharded before it has.
   if (options.group->initialized.load(std::memory_order_acquire) == 0) return absl::OkStatus();
   context_.optimizer.Publish(step);
   RETURN_IF_ERROR(options.kernels->Finish());
@@ -65,6 +67,7 @@ absl::Status StateVersions::AwaitRoom() {
   const absl::StatusOr<WriteBegin> begin =
       BeginWriting(&context_.record().hold, step + 1, AbortFlag(context_.interrupt.flag()),
                    SteadyNow() + patience);
+  // Only the interrupt ends this wait early, and it has the reason.
   if (!begin.ok()) return context_.interrupt.Check();
   if (*begin == WriteBegin::kBrokeHold) {
     TESSERA_LOG(WARNING, "rank {}: a reader of step {} took longer than {}: its copy is void",
@@ -93,6 +96,8 @@ absl::Status StateVersions::Apply(int64_t step) {
     // Whatever was loaded may hold momentum.
     if (numbers.loaded.has_value()) has_momentum.store(1);
   } else {
+    // Before the update: a kill in between leaves the flag set, which costs a copy and changes no
+    // bit.
     for (const HyperParameters& group : numbers.groups) {
       if (group.momentum != 0) has_momentum.store(1, std::memory_order_relaxed);
     }
@@ -104,6 +109,7 @@ absl::Status StateVersions::Apply(int64_t step) {
   }
   // The version word below says that the shard is whole, so the kernels must have ended.
   RETURN_IF_ERROR(options.kernels->Finish());
+  // Before the version word, so that readers of the version find its buffers.
   options.buffers->Publish(step);
   (void)FaultPoint(numbers.put != 0   ? "put.before-publish"
                    : numbers.is_write ? "write.before-publish"

@@ -38,6 +38,7 @@ absl::StatusOr<Tally> StepRunner::CountVotes(const Op& op,
   vote.put = put;
   vote.weight = op.weight;
   vote.numbers_hash = HashNumbers(op, groups, clip);
+  // Read once: it may change during the step, and the result must say what was voted on.
   vote.wanted_save = options.files->wanted_save();
   const int num_parameters = options.memory->num_parameters();
   // One message with everything that ranks must agree on.
@@ -71,6 +72,7 @@ absl::Status StepRunner::Run(const Op& op) {
   const uint64_t put = puts_.Offer();
   const ClipRule clip = {options.config->gradient_norm_p, options.config->max_gradient_norm};
   ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, groups, clip, put));
+  // All ranks count the same ballots: all forget their gradients, and none waits for another.
   if (!tally.status.ok()) {
     ForgetGradients();
     options.recorder->Done(number);
@@ -100,6 +102,7 @@ absl::Status StepRunner::Take(int64_t number, uint64_t put, const Tally& tally,
   ForgetGradients();
   options.recorder->Done(number);
   options.recorder->StepEnded(tally.gradient_norm);
+  // Before the result: a trainer that has the result finds the committed step in its page.
   const uint64_t order_hash = context_.order.CommitStep(next);
   // PublishResult makes it visible.
   context_.trainer.result().wanted_save = tally.wanted_save;
@@ -111,6 +114,7 @@ absl::Status StepRunner::Take(int64_t number, uint64_t put, const Tally& tally,
     RETURN_IF_ERROR(puts_.Apply(put, tally.put));
     context_.trainer.PublishResult(absl::OkStatus(), tally.gradient_norm);
   }
+  // It waits for the peers' new version, which the trainer need not do before its next forward.
   RETURN_IF_ERROR(gathers_.GatherAhead());
   // After the trainer was told, so that the sums cost it nothing.
   watch_.Written(next);
@@ -137,6 +141,7 @@ absl::Status StepRunner::TallyGradients(const Op& op) {
     return absl::OkStatus();
   }
   // Ranks whose data did not touch a parameter learn that others' did.
+  // Back into the trainer's bytes, from which the vote of the step that follows is made.
   std::byte* touched = context_.Touched();
   for (size_t p = 0; p < tally.touched.size(); ++p) touched[p] = std::byte{tally.touched[p]};
   OpResult& result = context_.trainer.result();
