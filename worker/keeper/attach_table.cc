@@ -50,6 +50,7 @@ absl::Status CheckTrainer(const JobContext& context, const std::string& attach_k
   const std::string who = absl::StrCat("job '", context.job_id, "': ");
   // The kernel names the peer's user. What the request says of itself decides nothing.
   if (!IsOwnUser(peer)) {
+    // A job without a key lets no other user in, whatever is shown.
     if (attach_key.empty() || !IsSameSecret(attach_key, request.attach_key())) {
       return absl::PermissionDeniedError(
           absl::StrCat(who, "a process of user ", peer.uid,
@@ -87,6 +88,7 @@ AttachTable::AttachTable(const JobContext* context, EpochMachine* epochs, Execut
       epochs_(epochs),
       executors_(executors),
       entries_(context->local().count()) {
+  // Numbers of daemons are compared (IsFormer), so each daemon begins above those before it.
   // None that an earlier daemon, or the memory before this one, gave.
   if (context_->vault != nullptr) next_attachment_ = absl::ToUnixMicros(WallNow());
 }
@@ -190,7 +192,9 @@ absl::StatusOr<GivenRank> AttachTable::Attach(v1::AttachRequest request, const P
     ASSIGN_OR_RETURN(sockets, CreatePacketSocketPair());
   }
   // Before the trainer has anything: it stays known also to the next daemon.
+  // The rank's executors look at it before each path that a trainer names (ExecutorFiles).
   if (!IsOwnUser(peer)) context_->RecordOf(rank).had_foreign_trainer.store(1);
+  // The rank is kept for nobody else from here on.
   entry.former_process.Reset();
   entry.state = AttachState::kAttached;
   entry.attachment = Incarnation(next_attachment_++);
@@ -208,6 +212,7 @@ absl::StatusOr<GivenRank> AttachTable::Attach(v1::AttachRequest request, const P
     return given;
   }
   // Kept in memory that outlives this daemon, for the next one's KeepFor.
+  // Not of one that hosts the executor: such a job ends with the daemon (docs/adr/0064).
   context_->RecordOf(rank).attachment.store(entry.attachment.value());
   if (context_->vault != nullptr)
     context_->vault->NoteTrainer(context_->vault_owner, rank, peer.pid);
@@ -232,6 +237,7 @@ void AttachTable::Detach(Rank rank, Incarnation attachment, Leaving how) {
   // Of an attachment that has ended: a newer trainer is not disturbed by it.
   if (entry.state != AttachState::kAttached || entry.attachment != attachment) return;
   entry.state = AttachState::kFree;
+  // It closes the worker's end, which ends the executor that was offered and not yet taken.
   entry.offer = nullptr;
   TESSERA_LOG(INFO, "job {} rank {}: trainer {}", context_->job_id, rank.value(),
               how == Leaving::kDied ? "died" : "detached");

@@ -39,6 +39,7 @@ absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegion
   ASSIGN_OR_RETURN(frozen->parameters_, LiveTensors(regions.layout(), regions.config().optimizer,
                                                     all, /*moments=*/false));
   // Copies and mappings of its own: the job may be dropped while a successor reads.
+  // Writable, since a wait counts itself as a sleeper in the page.
   ASSIGN_OR_RETURN(frozen->group_, Mapping::CreateWhole(regions.group_fd(), Access::kReadWrite));
   frozen->counts_ =
       UpdateCounts(frozen->group_.data() + kGroupPageBytes, frozen->memory_.num_parameters());

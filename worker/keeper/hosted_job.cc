@@ -84,6 +84,8 @@ HostedJob::~HostedJob() {
   {
     absl::MutexLock lock(&parts_.mu);
     epoch = parts_.epochs.epoch();
+    // In one section: a supervisor that is launching takes the lock afterwards, and sees the job
+    // closed.
     parts_.epochs.Close(reason);
     for (ExecutorSlot& slot : parts_.executors) slot.End();
   }
@@ -99,6 +101,7 @@ HostedJob::~HostedJob() {
     const uint32_t ended = static_cast<uint32_t>(epoch.value()), failed = page->failed_epoch.load();
     // A trainer that has read the reason is not told twice.
     if (failed >= ended && page->failure_code == reason.raw_code()) continue;
+    // The number never goes back: a trainer may have seen the end of a later epoch in the page.
     PublishFailure(page, std::max(ended, failed), reason);
   }
 }
@@ -196,6 +199,7 @@ v1::HeldJob HostedJob::Describe() const {
   // The coordinator knows these better than the worker.
   held.mutable_job()->clear_ranks();
   held.mutable_job()->clear_state_reason();
+  // From the page, which a coordinator without its journal has to believe (docs/adr/0062).
   held.set_decided_step(regions().group()->decided_step.load());
   held.set_has_begun(has_begun());
   return held;
@@ -206,6 +210,7 @@ absl::StatusOr<GivenRank> HostedJob::Attach(const v1::AttachRequest& request,
   std::string attach_key;
   if (!IsOwnUser(peer)) {
     absl::MutexLock lock(&parts_.mu);
+    // A copy: the next Prepare replaces the job.
     attach_key = parts_.epochs.job().attach_key();
   }
   // Outside the lock, since it computes a digest of the whole layout.
@@ -243,6 +248,7 @@ void HostedJob::KillExecutor(Rank rank) {
   if (!local().Has(rank.value())) return;
   absl::MutexLock lock(&parts_.mu);
   ExecutorSlot& slot = parts_.executors.Of(rank);
+  // Told by its socket. A kill would end the trainer's process.
   if (slot.host != Incarnation()) return slot.End();
   if (slot.executor != nullptr) slot.executor->Kill();
 }

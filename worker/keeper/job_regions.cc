@@ -42,6 +42,7 @@ absl::StatusOr<UniqueFd> Duplicate(int fd) {
   return own;
 }
 
+// Nothing is mapped: a state of any size costs the worker the piece that is read (docs/adr/0028).
 class FileReader : public MemoryReader {
  public:
   explicit FileReader(UniqueFd fd) : fd_(std::move(fd)) {}
@@ -206,6 +207,7 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
                                             Source* source) {
   ASSIGN_OR_RETURN(const ModelSpec model, DecodeModel(job.model()));
   ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(job.config()));
+  // The coordinator has checked it as well. Sizes of memory are computed from it below.
   RETURN_IF_ERROR(ValidateJobConfig(config, model));
   if (local.topology.world_size() != config.world_size) {
     return absl::InvalidArgumentError(absl::StrCat(local.topology.world_size(), " ranks of ",
@@ -271,6 +273,7 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
                              plan.device_gradient_region_bytes(),
                              state_on_host ? 0 : plan.state_region_bytes()};
   }
+  // Until here an error gives the reservation back.
   regions.memory_ = std::move(reserved);
   regions.why_not_shared_ = why_not_shared;
   regions.state_on_host_ = state_on_host;
@@ -374,6 +377,7 @@ absl::StatusOr<std::vector<UniqueFd>> JobRegions::TrainerFds(Rank rank) const {
   };
   const bool parameters_on_host = device_memory_ == nullptr;
   RETURN_IF_ERROR(give(parameters_.get(), parameters_on_host));
+  // Its own, never its peers': only executors read those.
   RETURN_IF_ERROR(give(own.gradients.fd(), false));
   RETURN_IF_ERROR(give(own.control.fd(), false));
   if (own.device_gradients.valid()) RETURN_IF_ERROR(give(own.device_gradients.get(), false));
@@ -382,6 +386,7 @@ absl::StatusOr<std::vector<UniqueFd>> JobRegions::TrainerFds(Rank rank) const {
 }
 
 void JobRegions::AbortCollectives(Epoch epoch, const absl::Status& reason) const {
+  // Epochs begin at 1: before the first there is no collective.
   if (epoch.value() < 1) return;
   ShmCommunicator::Options options;
   options.base = group_mapping_.data() + channel_offset_bytes_;

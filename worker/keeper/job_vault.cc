@@ -92,6 +92,7 @@ absl::StatusOr<JobVault::HeldJob> TakeOverJob(const std::string& owner, VaultCli
       held.memory[part] = std::move(fds);
     }
   }
+  // Last: its executors have ended, so nothing in the page changes any more.
   RETURN_IF_ERROR(CheckMemory(held.job, held.memory));
   return held;
 }
@@ -110,6 +111,7 @@ absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id, 
   if (all.empty()) return held;
   if (!held.worker.has_value())
     return absl::FailedPreconditionError("the vault holds jobs' memory of an unknown worker");
+  // Before any message or page is read: another protocol may have laid them out otherwise.
   RETURN_IF_ERROR(CheckVersion("the daemon that left its jobs' memory here", held.worker->version(),
                                held.worker->protocol()));
   if (held.worker->worker_id() != worker_id) {
@@ -168,6 +170,7 @@ void JobVault::NoteProcess(const std::string& owner, const std::string& part, in
   // A child that was not reaped keeps its pid. A trainer's is only ever asked whether it runs.
   const UniqueFd process(
       pid == 0 ? -1 : static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
+  // None where the process has none of its own: the part then says that it cannot be ended.
   const std::vector<int> fds =
       process.valid() ? std::vector<int>{process.get()} : std::vector<int>();
   Check(vault_->Put(owner, part, fds));

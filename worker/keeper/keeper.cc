@@ -93,6 +93,7 @@ void Keeper::TakeOver(JobVault::HeldJob held) {
   }
   if (!job.ok()) {
     TESSERA_LOG(ERROR, "job {}: cannot be taken over: {}", job_id, job.status().ToString());
+    // Kept, it would be tried and refused again by each daemon that follows.
     return vault_->Drop(owner);
   }
   TESSERA_LOG(INFO, "job {}: taken over from the previous daemon", job_id);
@@ -122,6 +123,7 @@ absl::Status Keeper::MakeRoom(const v1::PrepareEpoch& prepare) {
   // The coordinator may have lost its journal: memory with committed steps is never given up to one
   // that does not know of it.
   const bool is_later = held->generation() > prepare.job().generation();
+  // Memory in which no epoch has begun has nothing to lose.
   if (is_later || (held->has_begun() && held->generation() > prepare.deleted_generation())) {
     return absl::FailedPreconditionError(
         absl::StrCat("it holds job '", job_id, "' of generation ", held->generation(),
@@ -175,6 +177,7 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
     Drop(job_id, generation);
   }
   if (status.ok() && job == nullptr) {
+    // Without the lock: commands come from one thread, so nobody else makes this job meanwhile.
     auto created = HostedJob::Create(prepare.job(), *local, data_host_, launcher_, emit_,
                                      device_memory_, HostedJob::kAnswerTimeout, budget_, vault_);
     status = created.status();

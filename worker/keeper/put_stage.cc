@@ -164,6 +164,7 @@ absl::Status PutStage::Take(const v1::LivePiece& piece) {
     stored->set_array(static_cast<int>(slot.tensor.array));
     stored->set_begin_elements(range.begin_elements);
     stored->set_numel(range.numel);
+    // Ranges are appended, so each begins where the file ends now.
     stored->set_offset_bytes(file_.size_bytes());
     stored->set_crc32(kCrc32OfNothing);
   }
