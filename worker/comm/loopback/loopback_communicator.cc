@@ -89,6 +89,7 @@ absl::Status LoopbackCommunicator::ReduceScatterMapped(
 
 void LoopbackCommunicator::Abort(absl::Status reason) {
   absl::MutexLock lock(&mu_);
+  // The first reason stays, as with real peers.
   if (!aborted_.ok()) return;
   aborted_ = absl::AbortedError(absl::StrCat("rank ", rank_, ": ", reason.message()));
 }

@@ -156,6 +156,8 @@ absl::Status NcclCommunicator::ReduceScatter(const void* send, host::SumOutput r
       Operation::kReduceScatter,
       {count_per_rank, type.number(), static_cast<int64_t>(recv.dtype), DigestOf(scale)})));
   if (count_per_rank == 0) return absl::OkStatus();
+  // Only on request: the library's order of summands is its own, so bits may differ
+  // (docs/adr/0027).
   if (options_.library_sums && type == recv.dtype) {
     return Finish(SumByLibrary(send, recv.data, count_per_rank, recv.dtype, scale));
   }
@@ -306,6 +308,7 @@ absl::Status NcclCommunicator::SumParts(const MappedSum& sum, host::SumOutput re
   }
   // Pinned memory: kernels add to it, and it may be read after Await.
   auto* measured = stats == nullptr ? nullptr : stats_.data_as<host::GradientStats>();
+  // Nothing of the last reduction is under way: each waits for the stream.
   if (measured != nullptr) *measured = {};
   int64_t packed = 0;
   for (const ElementRange& part : sum.parts) {

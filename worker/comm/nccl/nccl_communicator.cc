@@ -144,6 +144,7 @@ NcclCommunicator::~NcclCommunicator() {
   }
   const absl::Status aborted = nccl_->Close();
   if (!aborted.ok()) TESSERA_LOG(ERROR, "NCCL cannot be aborted: {}", aborted.ToString());
+  // Closed in order: nothing of the device refers to what is freed now.
   if (nccl_->phase() != NcclPhase::kStuck) return;
   // A stuck call may still use all of it, until the process ends.
   KeepForEver(std::move(nccl_));
@@ -233,6 +234,7 @@ absl::Status NcclCommunicator::End(absl::Status status) {
 }
 
 absl::Status NcclCommunicator::Revoke(absl::Status reason) {
+  // The others first: they may wait for this rank while the library is asked.
   options_.control->Abort(reason);
   const absl::Status revoked = nccl_->Revoke(reason);
   if (broken_.ok()) {

@@ -25,6 +25,7 @@ absl::Status StagedCommunicator::Reserve(Buffer* buffer, int64_t size_bytes) {
 absl::Status StagedCommunicator::Copy(void* to, const void* from, int64_t size_bytes) {
   if (size_bytes == 0) return absl::OkStatus();
   device_->Copy(stream_.get(), to, from, size_bytes);
+  // The inner communicator works on a stream of its own, which does not wait for this one.
   stream_->Synchronize();
   return device_->status();
 }

@@ -139,6 +139,7 @@ absl::Status ShmCommunicator::Join() {
 }
 
 absl::Status ShmCommunicator::AwaitAll(WaitWord RankSlot::*word) {
+  // One for all ranks: a wait for each would add up.
   const absl::Time deadline = SteadyNow() + options_.join_timeout;
   for (int r = 0; r < options_.size; ++r) {
     const absl::Status status = WaitUntil(
@@ -155,6 +156,7 @@ absl::Status ShmCommunicator::AwaitAll(WaitWord RankSlot::*word) {
 }
 
 bool ShmCommunicator::CanReadPeers() const {
+  // The kernel refuses it where a process cannot be dumped or traced. Then all data is staged.
   if (!options_.reads_peers_memory) return false;
   for (int r = 0; r < options_.size; ++r) {
     if (r == options_.rank) continue;
@@ -164,12 +166,14 @@ bool ShmCommunicator::CanReadPeers() const {
     const absl::Status read =
         ReadProcessMemory(slot->process.load(std::memory_order_relaxed),
                           slot->offered.load(std::memory_order_relaxed), &found, sizeof(found));
+    // The nonce shows that the pid means the same process here as it does to that rank.
     if (!read.ok() || found != slot->nonce.load(std::memory_order_relaxed)) return false;
   }
   return true;
 }
 
 absl::Status ShmCommunicator::Phase(uint32_t digest) {
+  // After the first error the ranks' phases need not match any more.
   if (!broken_.ok()) return broken_;
   // The reason is in the region. Break fetches it.
   if (abort_.raised()) return Break(absl::AbortedError(""));
@@ -236,6 +240,7 @@ std::string ShmCommunicator::MissingRanks(WaitWord RankSlot::*word, uint32_t val
 }
 
 void ShmCommunicator::Abort(absl::Status reason) {
+  // Not broken_, which is the calling thread's: its next look at the region finds the abort.
   region_.Abort(options_.epoch,
                 absl::StrCat("rank ", Named(options_.rank), ": ", reason.message()));
 }

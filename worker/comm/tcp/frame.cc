@@ -42,6 +42,7 @@ Greeting EncodeGreeting(const Hello& hello) {
   return greeting;
 }
 
+// Any process that reaches the port may send one. Whom it is from is decided by the secret.
 std::optional<Hello> DecodeGreeting(const Greeting& greeting) {
   const uint32_t from = Load<uint32_t>(&greeting[8]), to = Load<uint32_t>(&greeting[12]);
   // The bounds keep the casts to int within range.

@@ -185,6 +185,7 @@ void AsioMesh::CancelAll() {
     // Connected sockets are cancelled but not closed: Tell may still send the reason on them.
     for (auto& [peer, link] : links_) link->socket.cancel(ignored);
     for (auto& link : dialing_) link->socket.close(ignored);
+    // It cannot block for long: what is cancelled or closed completes at once.
     io_.run_one();
   }
 }
@@ -222,6 +223,7 @@ absl::Status AsioMesh::Connect(const std::map<int, std::string>& addresses, absl
   }
   Accept();
   const absl::Status status = Run(deadline, stop);
+  // In any case: from here on no connection is a peer's.
   EndAccepting();
   if (absl::IsDeadlineExceeded(status)) {
     std::vector<int> missing;
@@ -238,6 +240,8 @@ absl::Status AsioMesh::Connect(const std::map<int, std::string>& addresses, absl
 // The lower rank dials, the higher one accepts.
 absl::Status AsioMesh::Dial(int peer, const std::string& address) {
   ASSIGN_OR_RETURN(const PeerAddress to, ParsePeerAddress(address));
+  // The address comes from the peer's worker, through the coordinator. It is parsed before it is
+  // used.
   peer_secrets_[peer] = to.secret;
   ++pending_;
   // Counted as pending: this peer dials, and its greeting ends the wait for it.
@@ -258,6 +262,7 @@ absl::Status AsioMesh::Dial(int peer, const std::string& address) {
 
 void AsioMesh::Greet(Link* link) {
   ErrorCode ignored;
+  // Frames are whole messages: a small one must not wait for the next.
   link->socket.set_option(tcp::no_delay(true), ignored);
   auto greeting = std::make_shared<Greeting>(
       EncodeGreeting({options_.epoch, options_.rank, link->peer, peer_secrets_.at(link->peer)}));
@@ -358,6 +363,7 @@ absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int
       transfer.in.push_back(asio::buffer(part.data, static_cast<size_t>(part.bytes)));
       transfer.in_bytes += part.bytes;
     }
+    // The length of the parts is known only now. `out` refers to the header's place already.
     transfer.out_header = EncodeFrameHeader(
         {FrameKind::kExchange, operation.digest, transfer.link->sent++, out_bytes});
   }
@@ -371,6 +377,7 @@ absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int
   if (status.ok()) return status;
   std::vector<int> missing;
   for (const Transfer& transfer : transfers_) {
+    // Part of the frame may be sent: what follows it would be taken for its bytes.
     if (!transfer.sent) transfer.link->torn = true;
     if (!transfer.received) missing.push_back(transfer.link->peer);
   }
@@ -448,6 +455,7 @@ void AsioMesh::ReceiveFailure(Transfer* transfer) {
                    [this, transfer](ErrorCode, size_t bytes) {
                      --running_;
                      transfer->failure.resize(bytes);
+                     // Whatever came of it: a text that is cut says more than none.
                      Fail(absl::AbortedError(transfer->failure));
                    });
 }
@@ -455,6 +463,7 @@ void AsioMesh::ReceiveFailure(Transfer* transfer) {
 void AsioMesh::Abort(const absl::Status& reason) {
   {
     absl::MutexLock lock(&mu_);
+    // The first reason is the one that ends the waits.
     if (!abort_reason_.ok()) return;
     abort_reason_ = absl::AbortedError(reason.message());
   }
@@ -462,6 +471,7 @@ void AsioMesh::Abort(const absl::Status& reason) {
 }
 
 void AsioMesh::Tell(const absl::Status& reason) {
+  // First, so that nothing is sent on the mesh after its last word.
   Fail(absl::AbortedError(reason.message()));
   CancelAll();
   const std::string text(reason.message().substr(0, kMaxFailureBytes));
