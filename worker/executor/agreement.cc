@@ -115,6 +115,7 @@ absl::Status AgreeOn(absl::string_view what, const absl::Status& own, Communicat
   // A fixed size, so that one all-gather is enough.
   StoreText(WithoutMiddle(own.message(), kMaxCauseBytes - 1), outcome.message, kMaxCauseBytes);
   std::vector<Outcome> all(communicator->size());
+  // Not agreed: a rank that is missing ends the epoch, whatever the others think.
   RETURN_IF_ERROR(communicator->AllGather(&outcome, all.data(), sizeof(Outcome)));
   std::vector<absl::Status> by_rank;
   for (const Outcome& of_rank : all) {

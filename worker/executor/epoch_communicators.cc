@@ -53,6 +53,7 @@ absl::Status EpochCommunicators::ExchangeWith(int rank, absl::Span<const PeerMes
                                               absl::Span<const PeerMesh::Part> receives) {
   if (files_between_hosts_ == nullptr)
     return absl::FailedPreconditionError("the ranks are on one worker, or in no epoch");
+  // The files' patience: the source may be giving other ranks their shards first.
   return files_between_hosts_->ExchangeWith(rank, sends, receives, TimeoutOf(Row::kFiles));
 }
 
@@ -133,6 +134,7 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
                 DescribeShared(*shared, places));
     return Way::kByHost;
   }
+  // All ranks use one way, so the rank that can do least decides.
   const auto least = std::min_element(
       all.begin(), all.end(), [](const OfRank& a, const OfRank& b) { return a.way < b.way; });
   if (least->way == Way::kDirectAndRegistered)

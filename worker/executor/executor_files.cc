@@ -98,6 +98,7 @@ absl::StatusOr<PriorAttempt> ExecutorFiles::Prepare(const v1::SaveRequest& reque
   if (!fake.empty())  // All ranks have this config, so all refuse.
     return AsAgreed(absl::FailedPreconditionError(
         absl::StrCat("not saved: the job's collectives are fake (", fake, ")")));
+  // First: a rank whose request is refused has nothing to compare.
   RETURN_IF_ERROR(AgreeOn("request", own, communicator_));
   RETURN_IF_ERROR(CompareRequests(request, communicator_));
   return FindPriorAttempt(request, memory_, communicator_);
@@ -122,6 +123,7 @@ absl::StatusOr<std::string> ExecutorFiles::Save(const std::string& request_bytes
     tracker_.End(request, prior->step, absl::OkStatus(), prior->reply);
     return prior->reply.SerializeAsString();
   }
+  // After the agreement: a save that no rank begins is not reported as begun.
   Begin(request, state.progress);
   if (!request.spec().is_model() && !request.spec().in_foreground()) {
     RETURN_IF_ERROR(BeginInBackground(request, prior->request, state));
@@ -129,6 +131,7 @@ absl::StatusOr<std::string> ExecutorFiles::Save(const std::string& request_bytes
   }
   v1::SaveReply reply;
   const absl::Status outcome = SaveNow(request, prior->request, state, &reply);
+  // Also of one that failed: the coordinator must not wait for its end.
   tracker_.End(request, step, outcome, reply);
   RETURN_IF_ERROR(outcome);
   return reply.SerializeAsString();

@@ -88,6 +88,7 @@ void ExecutorPuts::Give(const v1::ExecutorPut& command, UniqueFd file) {
   auto put = std::make_unique<Put>();
   put->id = command.put();
   put->file = std::move(file);
+  // Outside the lock: the engine's Offer must not wait for a disk.
   const absl::Status read = ReadManifest(command, put.get());
   absl::MutexLock lock(&mu_);
   // Given again by a worker that is not sure: the one that is here stands.
@@ -102,6 +103,7 @@ void ExecutorPuts::Give(const v1::ExecutorPut& command, UniqueFd file) {
 
 void ExecutorPuts::Drop(uint64_t put) {
   absl::MutexLock lock(&mu_);
+  // Answered as well: the worker waits until each rank has let go of it.
   if (put_ == nullptr || put_->id != put) return gone_(put, "");
   is_dropped_ = true;
   // A vote may already name it. Then Settle() forgets it.

@@ -51,6 +51,7 @@ class RankExecutor {
   ~RankExecutor() {
     // The engine's thread uses everything below, so it is joined before anything is destroyed.
     Quiesce(absl::AbortedError("the executor ends"));
+    // It reads the state's address, which goes with memory_.
     if (pinning_.joinable()) pinning_.join();
   }
 
@@ -235,6 +236,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.gradients_by_rank.resize(memory_.config.world_size, nullptr);
   for (size_t i = 0; i < memory_.gradients.size(); ++i)
     options.gradients_by_rank[first + i] = memory_.gradients[i].data();
+  // In place of the host's: kernels of the device read these.
   for (size_t i = 0; i < memory_.device_gradients.size(); ++i)
     options.gradients_by_rank[first + i] = memory_.device_gradients[i].data_as<std::byte>();
   if (memory_.device->is_separate())
@@ -263,6 +265,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
 
 absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   const Epoch epoch(start.epoch());
+  // The communicators below replace those that its threads use.
   if (engine_ != nullptr) Quiesce(absl::AbortedError("a new epoch starts"));
   // Waits for the peers of the epoch, at most until the collective timeout.
   RETURN_IF_ERROR(communicators_.Join(epoch, start));
@@ -272,6 +275,7 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
     memory_.group_page()->initialized.store(1, std::memory_order_release);
   if (memory_.device->is_separate()) {
     gradient_events_ =
+        // Of this epoch: a trainer that has attached since has other events.
         std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
     window_events_ = std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
   }
@@ -279,6 +283,7 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   running_epoch_.store(epoch.value());
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);
+  // After the row was joined: a save of this epoch agrees with its ranks over it.
   files_.BeginEpoch(communicators_.files());
   engine_ = std::make_unique<RankEngine>(EngineOptions(epoch));
   // A rebuild waits for other ranks, so it is not done on the thread that hears of aborts.
@@ -380,6 +385,7 @@ void RankExecutor::Leave() {
   engine_.reset();
   communicators_.Leave();
   v1::ExecutorEvent event;
+  // Unasked: the worker takes that as having left, and the epoch goes on without this executor.
   event.mutable_quiesced()->set_epoch(running_epoch_.load());
   link_.Send(event);
 }
@@ -464,8 +470,11 @@ void RankExecutor::Quiesce(const absl::Status& reason) {
   if (engine_ != nullptr) engine_->Stop(reason);
   if (engine_thread_.joinable()) engine_thread_.join();
   engine_.reset();
+  // A save in the background uses the files' communicator, which ends below.
   files_.EndEpoch();
+  // After the engine's thread: it reads the offered put without a lock.
   puts_.EndEpoch();
+  // Last: no thread is left that could be in a collective.
   communicators_.Leave();
 }
 
@@ -495,6 +504,7 @@ absl::Status Obey(int socket, RankExecutor* executor) {
 }  // namespace
 
 absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
+  // The first packet, and the only one with the job's memory. Before it there is nothing to end.
   ASSIGN_OR_RETURN(Packet setup, ReceivePacket(socket.get()));
   absl::StatusOr<ExecutorMemory> memory =
       ExecutorMemory::FromSetup(std::move(setup), machine.make_device);

@@ -65,6 +65,7 @@ class CheckpointLoad {
     RETURN_IF_ERROR(AgreeOn("load", own, &communicator_));
     // Sums of slices: no rank reads a whole tensor, and together they check all of it.
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
+    // Each rank checks all sums. What was published by now is taken back if they are wrong.
     RETURN_IF_ERROR(AgreeOn("load", CheckSums(sums), &communicator_));
     return reply;
   }
@@ -251,6 +252,7 @@ class CheckpointLoad {
       }
       count = static_cast<int64_t>(updates);
     }
+    // Last: without it moments count as not loaded, and an error above leaves it so.
     state_.progress = std::move(progress);
     return absl::OkStatus();
   }

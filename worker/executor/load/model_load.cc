@@ -144,6 +144,7 @@ absl::StatusOr<v1::LoadReply> LoadModel(const std::string& path, const LoadRules
                                         LoadedState* state, Communicator* communicator,
                                         const std::atomic<bool>* stopped) {
   absl::StatusOr<Source> source = OpenSource(path, rules, buffers, layout, state->first);
+  // Before `source` is used: a rank that could not open it leaves here, with all others.
   RETURN_IF_ERROR(AgreeOn("load", source.status(), communicator));
   // Before reading: two versions of a file must not be mixed.
   const uint64_t identity = source->model->identity();

@@ -48,6 +48,7 @@ class CheckpointSave {
     RETURN_IF_ERROR(AgreeOn("save", Begin(buffers), &communicator_));
     // After this no rank writes any more.
     RETURN_IF_ERROR(AgreeOn("save", WriteOwn(), &communicator_));
+    // Only rank 0 needs them. All gather, since the communicator has no other way to it.
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
     // The last time: from here on it is published. What was taken after the epoch had ended means
     // nothing, and ends here.
@@ -174,6 +175,7 @@ class CheckpointSave {
     manifest.world_size = memory_.config.world_size;
     manifest.optimizer = OptimizerName(memory_.config.optimizer);
     manifest.groups = GroupsFor(memory_.layout, memory_.config, state_.progress);
+    // By this a later attempt of the same request finds that it was made (docs/adr/0053).
     manifest.request = control_.asked_for;
     const auto slices =
         SlicesByTensor([&](Rank rank) { return SavedSlicesOf(memory_, rank, has_state_); }, sums,
@@ -194,6 +196,7 @@ class CheckpointSave {
     }
     // The last moment to notice it before names change.
     RETURN_IF_ERROR(CheckStillMade(request_.spec().path(), made_));
+    // Within the folder that has no name yet: a reader sees all of these names or none.
     RETURN_IF_ERROR(ModelFiles::Publish(folder_, plan_->model));
     RETURN_IF_ERROR(ModelFile::Publish(PathOf(kOptimizerFileName)));
     RETURN_IF_ERROR(

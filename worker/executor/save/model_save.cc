@@ -111,6 +111,7 @@ absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& 
   absl::Status own = target.status();
   if (own.ok() && leads) own = Begin(*target, made);
   RETURN_IF_ERROR(AgreeOn("save", own, communicator));
+  // Buffers are written once, by rank 0: an empty request has none.
   own = WriteOwn(*target, leads ? request : v1::SaveRequest(), layout, segments, state, *stopped,
                  direct_write_bytes);
   RETURN_IF_ERROR(AgreeOn("save", own, communicator));

@@ -82,6 +82,7 @@ class PartSave {
     if (made_folder_) (void)storage_->RemoveEmptyFolder(request_.spec().path());
     return agreed;
   }
+  // Only once all ranks have named theirs: until then the replaced part may have to come back.
   void Finish() { DiscardFolder(path_, replaced_); }
 
   int64_t written_bytes() const { return all_parts_bytes_; }
@@ -252,6 +253,7 @@ class PartSave {
     ASSIGN_OR_RETURN(replaced_, NameFolder(path_, FolderKind::kPart,
                                            request_.spec().no_overwrite() ? Existing::kRefused
                                                                           : Existing::kReplaced));
+    // From here on an error of another rank has the name taken back.
     is_named_ = true;
     return absl::OkStatus();
   }
@@ -292,6 +294,7 @@ absl::Status SaveParts(const v1::SaveRequest& request, const ExecutorMemory& mem
     save.Finish();
     return status;
   }
+  // Where the ranks did not agree, some may be gone, and are not waited for.
   const absl::Status undone = save.Undo(/*together=*/IsAgreed(status));
   return undone.ok() ? status : undone;
 }
