@@ -36,6 +36,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // No bound: nothing but pings may flow.
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  // A command to prepare has the whole description of its job.
   args.SetMaxReceiveMessageSize(64 << 20);
   // A fresh connection each time, so that an old one's backoff does not delay the next try.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -117,6 +118,7 @@ void CoordinatorAgent::Run() {
     const absl::Status status = RunOnce();
     absl::MutexLock lock(&mu_);
     if (stopping_) return;
+    // Only what is new: a coordinator may be away for hours.
     if (status != last)
       TESSERA_LOG(WARNING, "coordinator {}: {}", options_.coordinator.address, status.ToString());
     last = status;
@@ -208,12 +210,14 @@ absl::Status CoordinatorAgent::Stream(Connection* connection, absl::Duration hea
   }
   {
     absl::MutexLock lock(&mu_);
+    // An event from now on is dropped: on_connected of the next stream tells what still counts.
     connected_ = false;
     // Wakes the writer, which waits for events.
     reading_ended_ = true;
   }
   // A write that waits for a frozen coordinator ends too.
   connection->context.TryCancel();
+  // Before Finish, which no other call of the stream may meet.
   if (writer.ok()) writer->join();
   const absl::Status status = FromGrpcStatus(connection->stream->Finish());
   RETURN_IF_ERROR(foreign);
@@ -262,6 +266,7 @@ void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbea
     if (SteadyNow() < next_heartbeat) continue;
     next_heartbeat = SteadyNow() + heartbeat_interval;
     v1::WorkerEvent event;
+    // Without the lock: it takes the keeper's, and each job's.
     *event.mutable_heartbeat() = options_.heartbeat();
     if (!write(std::move(event))) return;
   }

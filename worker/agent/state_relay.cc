@@ -85,6 +85,7 @@ class StateRelay::Session : public RelaySession {
       // The reader ends with the call.
       call_.Cancel();
     }
+    // Before Finish, which no other call of the stream may meet.
     if (reader.ok()) reader->join();
     const absl::Status end = FromGrpcStatus(stream->Finish());
     if (sent_all_) return absl::OkStatus();  // The coordinator ends the stream once it has it all.
@@ -136,6 +137,7 @@ class StateRelay::Session : public RelaySession {
 
   absl::Status Hold(const v1::LiveHold& hold, v1::LiveEvent* event) {
     ASSIGN_OR_RETURN(const StateSnapshot::Request request, Decode(hold, options_->spool_folder));
+    // A hold before this one on the stream ends here.
     ASSIGN_OR_RETURN(snapshot_, options_->open(command_.job_id(), command_.generation(), request));
     ASSIGN_OR_RETURN(const int64_t step, snapshot_->Hold());
     event->mutable_held()->set_step(step);
@@ -235,6 +237,7 @@ class StateRelay::Session : public RelaySession {
   absl::Status Frozen(const v1::LiveRead& read, Stream* stream, v1::LiveEvent* event) {
     ASSIGN_OR_RETURN(const std::unique_ptr<FrozenState> state,
                      options_->open_frozen(command_.job_id(), command_.generation(), read.step()));
+    // A rank may still be redoing the decided step at which the job is frozen.
     RETURN_IF_ERROR(state->Await(kStepPatience, [this] { return cancelled_.load(); }));
     *event->mutable_copied() = state->Progress();
     if (!stream->Write(*event)) return absl::OkStatus();

@@ -116,6 +116,7 @@ class WorkerServerImpl : public WorkerServer {
     }
     keeper_ = std::make_unique<Keeper>(
         options.worker_id, options.data_host, launcher_.get(),
+        // The agent is made below, before there is a job that could emit.
         [this](const v1::WorkerEvent& event) { agent_->Send(event); }, device_memory_.get(),
         &*budget_, vault_.has_value() ? &*vault_ : nullptr);
     v1::VaultedWorker self;
@@ -157,6 +158,7 @@ class WorkerServerImpl : public WorkerServer {
     agent.cluster = self.cluster_id();
     agent.heard = {self.heard_start(), self.heard_changes()};
     if (vault_.has_value()) {
+      // Before the first job: memory without a worker's name is taken over by nobody.
       vault_->PutWorker(self);
       agent.on_registered = [this, self](const std::string& cluster, int64_t incarnation,
                                          const HeardJournal& heard) {
@@ -243,6 +245,8 @@ class WorkerServerImpl : public WorkerServer {
     folder_.reset();
   }
 
+  // Nothing of the jobs is destroyed: the process exits right after this, and the vault has their
+  // memory (docs/adr/0064).
   void Leave() override {
     http_.reset();
     if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow() + kShutdownGrace));

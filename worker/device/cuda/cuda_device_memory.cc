@@ -43,6 +43,7 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> CudaDeviceMemory::Create(CudaApi* 
   // Executors will ask for as much.
   ASSIGN_OR_RETURN(const int device,
                    FindCudaDevice(api, name, CudaDevice::Options().min_driver_version));
+  // By its UUID executors and trainers find the same GPU, whatever they number it.
   ASSIGN_OR_RETURN(const DeviceUuid uuid, api->DeviceGetUuid(device));
   const KeeperMemoryChoice choice = FindKeeperMemory(api, device);
   if (choice.where == KeeperMemory::kNowhere)

@@ -18,6 +18,7 @@ static_assert(sizeof(SharedEventName) == sizeof(CudaIpcEventHandle));
 class CudaSharedEvent::Registry {
  public:
   static Registry& OfThisProcess() {
+    // Never destroyed: threads may outlive main.
     static Registry* const registry = new Registry();
     return *registry;
   }

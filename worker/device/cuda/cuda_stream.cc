@@ -46,6 +46,7 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(PrimaryContext* c
   if (!handle.ok()) return Annotate(handle.status(), what);
   // Stored at once: the destructor destroys what there is.
   stream->handle_ = *handle;
+  // In pinned memory: the device waits for it, and this process's thread counts it up.
   absl::StatusOr<void*> word = context->api()->MemHostAlloc(sizeof(uint32_t));
   if (!word.ok())
     return Annotate(NameWantedMemory(context->api(), word.status(), sizeof(uint32_t)), what);
@@ -69,6 +70,7 @@ CudaStream::~CudaStream() {
     thread_.join();
   }
   context_->Check(context_->Use());
+  // After the thread, which uses both.
   if (handle_ != nullptr) context_->Check(context_->api()->StreamDestroy(handle_));
   if (word_ != nullptr) context_->Check(context_->api()->MemFreeHost(word_));
 }
