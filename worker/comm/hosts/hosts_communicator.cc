@@ -33,6 +33,7 @@ std::string Describe(uint64_t digest) {
 std::vector<int> MeshPeers(const RankTopology& topology, int rank) {
   std::vector<int> peers = topology.Peers(rank);
   const int host = topology.HostOf(rank);
+  // Small operations go between the hosts' first ranks, which need not be each other's agents.
   if (rank == topology.FirstRank(host)) {
     for (const int leader : OtherLeaders(topology, host)) peers.push_back(leader);
     std::sort(peers.begin(), peers.end());

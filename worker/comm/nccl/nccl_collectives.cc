@@ -120,6 +120,7 @@ absl::Status NcclCommunicator::Broadcast(void* buffer, int64_t bytes, int root) 
 }
 
 NcclCommunicator::Scaling NcclCommunicator::ScalingOf(ElementType type, double scale) const {
+  // One answer on all ranks (LibrarySumsFp8), or some would sum by kernel and some by the library.
   if (type.is_fp8() && !library_sums_fp8_) return Scaling::kByKernel;
   if (scale == 1) return Scaling::kNone;
   // The library would round it: in FP8 a third is 3% too large.

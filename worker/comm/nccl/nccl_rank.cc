@@ -29,6 +29,7 @@ absl::Status NcclRank::Call(std::function<absl::Status(NcclRank*)> work, bool ab
   const absl::Status status = options_.thread->Run(
       [self = shared_from_this(), work = std::move(work), aborts]() -> absl::Status {
         // An abort has to reach the library even where the context is broken.
+        // Contexts are current by thread, and this one serves all communicators of the device.
         const absl::Status usable = self->stream_->context()->Use();
         if (!usable.ok() && !aborts) return usable;
         return work(self.get());

@@ -69,6 +69,7 @@ void NcclThread::Loop(State* state) {
       job = std::move(state->jobs.front());
       state->jobs.pop_front();
     }
+    // Without the lock: callers wait on it with a deadline of their own.
     absl::Status result = job->work();
     // What the work holds is released before its caller goes on, and outside the lock.
     job->work = nullptr;

@@ -177,6 +177,7 @@ absl::Status ShmCommunicator::Phase(uint32_t digest) {
   if (!broken_.ok()) return broken_;
   // The reason is in the region. Break fetches it.
   if (abort_.raised()) return Break(absl::AbortedError(""));
+  // From 1: a slot that was reset for this epoch has 0, and nobody has arrived.
   const uint32_t phase = ++phase_;
   RankSlot* mine = region_.slot(options_.channel, options_.rank);
   // The digest first: peers read it once they have seen the arrival.

@@ -194,6 +194,7 @@ absl::Status AsioMesh::Run(absl::Time deadline, const std::function<bool()>& sto
   // Without `stop` there is nothing to look at in between: Abort posts a handler, which ends the
   // wait.
   const absl::Duration longest = stop == nullptr ? absl::Hours(1) : kStopInterval;
+  // One thread runs all handlers, in here: they need no lock, and none runs between operations.
   while (pending_ > 0 && failure_.ok()) {
     absl::Status aborted = AbortReason();
     if (aborted.ok() && stop != nullptr && stop()) aborted = absl::AbortedError("told to stop");
@@ -252,6 +253,7 @@ absl::Status AsioMesh::Dial(int peer, const std::string& address) {
     return absl::InvalidArgumentError(absl::StrCat("'", to.host, "' is not an IP address"));
   Link* link = dialing_.emplace_back(std::make_unique<Link>(peer, tcp::socket(io_))).get();
   ++running_;
+  // A refused connection is no reason to try again: the peer listens before its address is told.
   link->socket.async_connect(tcp::endpoint(host, to.port), [this, link](ErrorCode error) {
     --running_;
     if (error) return FailLink(*link, error);
@@ -306,6 +308,7 @@ void AsioMesh::ReadGreeting(tcp::socket socket) {
     strangers_.pop_front();
   }
   auto stranger = strangers_.emplace_back(std::make_shared<Stranger>(std::move(socket)));
+  // The handler keeps the stranger alive: closing it from outside ends this read.
   asio::async_read(stranger->socket, asio::buffer(stranger->greeting),
                    [this, stranger](ErrorCode error, size_t) {
                      strangers_.remove(stranger);
@@ -484,6 +487,7 @@ void AsioMesh::Tell(const absl::Status& reason) {
                                                        asio::buffer(text)};
       // A peer that does not read must not hold up this rank. It then sees the socket close.
       link->socket.non_blocking(true, error);
+      // One try. A frame that goes out in part says nothing, so its link is closed.
       const size_t written = link->socket.write_some(frame, error);
       if (!error && written == header.bytes.size() + text.size()) continue;
     }

@@ -80,6 +80,8 @@ PrimaryContext::~PrimaryContext() {
 bool PrimaryContext::Check(const absl::Status& status) {
   if (status.ok()) return true;
   absl::MutexLock lock(&mu_);
+  // For good: after most errors each call of the context fails, so the executor ends
+  // (docs/adr/0040).
   // Only the first: later errors are its consequences.
   if (first_error_.ok()) {
     first_error_ = Annotate(status, name_);

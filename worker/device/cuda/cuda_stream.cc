@@ -149,6 +149,7 @@ void CudaStream::Synchronize() {
 
 void CudaStream::RunWhatIsLeft(bool synchronized) {
   absl::MutexLock lock(&mu_);
+  // The thread then runs what is left without being notified: captures are let go, waits end.
   if (!synchronized) broken_ = true;
   if (!broken_) return;  // The stream has waited for its host work.
   const auto idle = [this]()
