@@ -37,6 +37,7 @@ absl::Status EarlyUpdates::Announce(const Op& op) {
   absl::StatusOr<std::vector<HyperParameters>> groups =
       GroupsOf(op, *options.control, *options.config);
   RETURN_IF_ERROR(Annotate(groups.status(), absl::StrCat("rank ", options.rank.value())));
+  // For the windows of this step. Without an announcement the last step's numbers are assumed.
   assumed_groups_ = *std::move(groups);
   return absl::OkStatus();
 }
@@ -61,6 +62,7 @@ void EarlyUpdates::Update(int unit, Assumed assumed, int64_t number) {
   const RankEngineOptions& options = context_.options;
   // Whatever was updated early for this unit is void while its shard is written again.
   made_[unit].updates.clear();
+  // The reduction before it on the stream may have failed, and its gradient is none.
   if (!context_.interrupt.stream_status().ok()) return;
   const int64_t next = context_.order.step() + 1;
   // It would be a guess that holds the stream up: the step does it, once nobody reads there.

@@ -50,6 +50,7 @@ absl::Status FileOperations::Save() {
   const int64_t number = options.recorder->Enqueued(
       context_.order.StepUnderWay(), context_.order.sequence(), OpKind::kSave, -1, 0);
   RETURN_IF_ERROR(reductions_.Await());
+  // In the order, since saving is collective: a rank whose trainer does not save is named.
   RETURN_IF_ERROR(context_.order.Issue(OpKind::kSave, -1, 0, options.config->compute_dtype));
   options.recorder->Started(number);
   absl::StatusOr<std::string> reply =
@@ -88,6 +89,7 @@ absl::Status FileOperations::Load() {
   RETURN_IF_ERROR(reductions_.Await());
   RETURN_IF_ERROR(context_.order.Issue(OpKind::kLoad, -1, 0, DType::kFp32));
   options.recorder->Started(number);
+  // What backward has written into the next version is overwritten by the load.
   early_.ForgetAll();
   versions_.ForgetStaged();
   const int64_t version = first ? 0 : context_.order.step() + 1;

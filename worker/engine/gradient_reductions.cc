@@ -144,6 +144,7 @@ absl::Status GradientReductions::FakeReduction(int unit) {
 absl::Status GradientReductions::KeepLowPrecision(int unit, DType dtype) {
   const RankEngineOptions& options = context_.options;
   if (!options.config->keep_low_precision_gradients || !IsHalf(dtype)) return absl::OkStatus();
+  // Here, not when the trainer reads it: the norm and the update must be of the rounded values.
   options.stream_kernels->RoundToHalf(dtype, ReducedValues(unit));
   return MeasureReduced(unit, options.stream_kernels);  // Rounding may have made infinities.
 }

@@ -131,6 +131,7 @@ absl::Status PutApplier::Decide(int64_t next, StepNumbers numbers) {
                  std::vector<bool>(options.memory->num_parameters(), false));
   // From here on a successor redoes it from the staged version, without the put's file.
   RETURN_IF_ERROR(FaultPoint("put.after-decision"));
+  // A put comes right after a step, before any trainer's step returns: all windows are closed.
   gathers_.ParametersChange(/*windows_are_closed=*/true);
   RETURN_IF_ERROR(versions_.Apply(next));
   context_.order.CommitWrite(next);

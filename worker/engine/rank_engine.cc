@@ -85,6 +85,7 @@ void RankEngine::Stop(const absl::Status& reason) {
 
 void RankEngine::AbortCommunicators(const absl::Status& reason) {
   const RankEngineOptions& options = context_.options;
+  // All rows: the engine's thread and the stream may each wait in another one.
   for (Communicator* communicator : {options.communicator, options.gatherer, options.host})
     communicator->Abort(reason);
 }
@@ -102,6 +103,7 @@ absl::Status RankEngine::Run() {
   ControlPage* control = options.control;
   absl::Status status;
   while (status.ok()) {
+    // In each round, since a wait for operations ends when the interrupt is raised.
     status = context_.interrupt.Check();
     if (!status.ok()) break;
     const uint32_t submitted = control->submitted.value.load(std::memory_order_acquire);
@@ -240,9 +242,9 @@ absl::Status RankEngine::Execute(const Op& op) {
       context_.options.buffers->Restore(context_.order.step());
       return absl::OkStatus();
     case OpKind::kFail:
+      // The others' trainers get its code as well (docs/architecture/failure.md).
       trainer_failed_ = true;
       return TrainersError(op, *control);
-    // In flight records alone. The ring may hold any number.
     case OpKind::kUpdate:
     case OpKind::kPut:
       break;

@@ -104,6 +104,7 @@ absl::Status RemoteSlices::Refresh(int unit, int64_t step) {
 }
 
 void RemoteSlices::GiveBack(std::byte* base, int64_t slice_bytes) {
+  // A GPU's pages are not given back: a slot is filled again instead (docs/adr/0039).
   if (!options_.gives_memory_back) return;
   const RankTopology& topology = *options_.topology;
   const int host = topology.HostOf(options_.rank.value());

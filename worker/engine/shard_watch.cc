@@ -33,6 +33,7 @@ uint64_t ShardWatch::Sum(int unit, int64_t step) const {
 void ShardWatch::Written(int64_t step) {
   const int interval = config_->shard_check_interval_steps;
   if (interval == 0 || step % interval != 0) return;
+  // In the executor's own memory: a flip in the keeper's cannot change both alike.
   sums_.resize(memory_->units().size());
   for (size_t unit = 0; unit < sums_.size(); ++unit)
     sums_[unit] = Sum(static_cast<int>(unit), step);

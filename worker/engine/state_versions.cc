@@ -31,6 +31,7 @@ StateVersions::StateVersions(EngineContext* context, const EarlyUpdates* early)
 }
 
 absl::Status StateVersions::Reach(Step resume_step) {
+  // Acquire: the version that this rank or its predecessor released with it is visible.
   const int64_t applied = context_.record().applied_step.load(std::memory_order_acquire);
   const int64_t decided = context_.options.group->decided_step.load(std::memory_order_acquire);
   // The step was decided before the last executor died: repeated from version v, to the same bits.
@@ -120,6 +121,7 @@ absl::Status StateVersions::Apply(int64_t step) {
 }
 
 absl::Status StateVersions::TakeBackPublished() {
+  // Once, and only where this rank has published: others of its host may not have (docs/adr/0054).
   if (std::exchange(published_ahead_, -1) < 0) return absl::OkStatus();
   const RankEngineOptions& options = context_.options;
   const int64_t step = context_.order.step();

@@ -220,6 +220,7 @@ absl::Status StateWrites::Commit(OpKind kind, int64_t number, const StagedArrays
   // Every rank that completes this sees the same votes.
   RETURN_IF_ERROR(options.communicator->AllGather(&vote, votes.data(), sizeof(vote)));
   RETURN_IF_ERROR(FaultPoint("write.after-vote"));
+  // All ranks see the same votes, so all refuse: nothing was decided, and no epoch ends.
   if (const absl::Status agreed = CheckVotes(votes); !agreed.ok())
     return Refuse(number, put, agreed);
   StepNumbers numbers;

@@ -94,6 +94,7 @@ absl::Status StepRunner::Take(int64_t number, uint64_t put, const Tally& tally,
   const RankEngineOptions& options = context_.options;
   const int64_t next = context_.order.step() + 1;
   // From here on the step completes on every rank, whichever process dies.
+  // In memory that outlives all executors, and before a byte of the new version counts.
   RecordDecision(options.group, options.updates, next, numbers, tally.touched);
   RETURN_IF_ERROR(FaultPoint("step.after-decision"));
   // Before parameters change in place: no window may count as gathered for them.
@@ -108,6 +109,7 @@ absl::Status StepRunner::Take(int64_t number, uint64_t put, const Tally& tally,
   context_.trainer.result().wanted_save = tally.wanted_save;
   if (put == 0) context_.trainer.PublishResult(absl::OkStatus(), tally.gradient_norm);
   // The trainer need not wait for this.
+  // Applied before it is reported: the coordinator may count on it as committed.
   options.gate->ReportStep(Step(next), order_hash);
   // The trainer waits for the put as well: it is a version of its own, between two of its steps.
   if (put != 0) {

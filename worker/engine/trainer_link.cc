@@ -25,6 +25,7 @@ absl::Status TrainerLink::Append(const Op& op) {
   return absl::OkStatus();
 }
 
+// Taken, so that what is sent next belongs to the next operation, whatever becomes of this one.
 std::string TrainerLink::TakeRequest() { return std::exchange(request_, std::string()); }
 
 void TrainerLink::Reply(std::string reply) {

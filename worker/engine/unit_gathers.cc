@@ -108,6 +108,7 @@ absl::Status UnitGathers::GatherAhead() {
   context_.order.UpcomingUnshards(limit_, &upcoming_);
   for (const int unit : upcoming_) {
     UnitWords& words = WordsOf(unit);
+    // Relaxed: only this thread stores it.
     if (words.gathered_for_step.load(std::memory_order_relaxed) == step + 1) continue;
     // Ends here instead of skipping the unit: gathers are collective and need one order on all
     // ranks.
@@ -129,6 +130,7 @@ absl::Status UnitGathers::GatherAhead() {
 }
 
 absl::Status UnitGathers::EndForward() {
+  // All ranks issue the same operations, so they cut the order at the same forward.
   if (!context_.order.ForwardEnded()) return absl::OkStatus();
   RETURN_IF_ERROR(
       context_.order.Issue(OpKind::kEndForward, -1, 0, context_.options.config->compute_dtype));
