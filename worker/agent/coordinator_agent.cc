@@ -125,6 +125,8 @@ void CoordinatorAgent::Run() {
     // A connection that lasted is no failure: the next try comes soon again.
     if (SteadyNow() - began > absl::Seconds(5)) attempt = 0;
     AwaitWithTimeout(&mu_, absl::Condition(&stopping_),
+                     // With jitter: all workers of a cluster lose their coordinator at the same
+                     // time.
                      RetryDelay(RetryOptions(), attempt, uniform(random)));
     if (stopping_) return;
   }

@@ -118,6 +118,7 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
                        direct_ == nullptr ? DirectPlace() : direct_->place()};
   std::vector<OfRank> all(control->size());
   // Every rank sees the same answers, so all choose the same way.
+  // One exchange for all that ranks have to know of each other before the first operation.
   RETURN_IF_ERROR(control->AllGather(&mine, all.data(), sizeof(mine)));
   job_has_values_ =
       std::any_of(all.begin(), all.end(), [](const OfRank& rank) { return rank.has_values != 0; });
@@ -195,6 +196,7 @@ absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& star
     gather_ = std::move(gather.communicator);
     return absl::OkStatus();
   }
+  // In one order on all ranks: the library's joins wait for each other, too.
   ASSIGN_OR_RETURN(reduce_, JoinDirect(std::move(reduce), Row::kReduce, way));
   ASSIGN_OR_RETURN(gather_, JoinDirect(std::move(gather), Row::kGather, way));
   return absl::OkStatus();

@@ -69,6 +69,7 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
     request->mutable_spec()->set_is_model(true);
     return absl::InvalidArgumentError("the trainer's request is malformed");
   }
+  // Of a requested save the trainer decides nothing: path and options are the coordinator's.
   RETURN_IF_ERROR(tracker_.Fill(request));
   // Plain before it is compared or reported: ranks must mean the same folder.
   if (request->refusal().empty()) {
@@ -113,6 +114,7 @@ absl::StatusOr<std::string> ExecutorFiles::Save(const std::string& request_bytes
   // Every rank counts every request, refused ones too, so that the ranks' numbers agree.
   tracker_.Next();
   const absl::Status checked = CheckRequest(request_bytes, &request);
+  // Errors of this rank go in there: all ranks have to come to the agreement.
   const absl::StatusOr<PriorAttempt> prior = Prepare(request, checked.ok() ? own : checked);
   if (!prior.ok()) {
     tracker_.End(request, step, prior.status(), {});

@@ -90,6 +90,7 @@ absl::Status MapDeviceRegions(const Packet& packet, ParameterPlan parameters,
                               ExecutorMemory* memory) {
   const JobMemory& plan = memory->plan;
   RankDevice& device = *memory->device;
+  // The caller has checked that there are as many descriptors as this arithmetic needs.
   const size_t first_slot = packet.fds.size() - parameters.num_slots();
   ASSIGN_OR_RETURN(memory->parameters,
                    MappedParameters::Map(std::move(parameters), memory->layout, plan, memory->rank,

@@ -126,6 +126,7 @@ uint64_t ExecutorPuts::Offer(uint64_t decided) {
     return 0;
   }
   is_offered_ = true;
+  // Read without the lock until Settle. Give and Drop leave an offered put in its place.
   offered_ = put_.get();
   return put_->id;
 }

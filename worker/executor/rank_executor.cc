@@ -130,6 +130,8 @@ absl::Status RankExecutor::Open() {
   ASSIGN_OR_RETURN(post_backward_, threads_.CreateStream("post-backward"));
   RETURN_IF_ERROR(CreateKernels());
   if (memory_.device->is_separate()) RETURN_IF_ERROR(ClearDeviceMemory());
+  // Before ready: loading kernels takes longer than ranks that have met would wait
+  // (docs/adr/0076).
   RETURN_IF_ERROR(communicators_.Open());
   memory_.control_page()->executor_pid.store(getpid());
   v1::ExecutorEvent event;
@@ -159,6 +161,7 @@ absl::Status RankExecutor::CreateKernels() {
 
 absl::Status RankExecutor::ClearDeviceMemory() {
   const int own = memory_.topology.LocalIndex(static_cast<int>(memory_.rank.value()));
+  // Of the keeper's page, so that a successor does not clear what training has written since.
   std::atomic<uint32_t>& cleared = memory_.group_page()->ranks[own].device_cleared;
   // Memory of a trainer's process is new with each executor, whatever the page says.
   if (!memory_.in_process && cleared.load(std::memory_order_acquire) != 0) return absl::OkStatus();
@@ -192,6 +195,8 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<Unique
       return true;
     }
     case v1::ExecutorCommand::kRelease:
+      // By this thread, while the engine's waits for it: no thread that reads commands waits for a
+      // release.
       link_.OnRelease(command.release());
       return true;
     case v1::ExecutorCommand::kAbort: {
@@ -271,6 +276,7 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   RETURN_IF_ERROR(communicators_.Join(epoch, start));
   // All ranks passed the barrier of the first values if one has noted it. All executors of a worker
   // may have died between the barrier and their note.
+  // A rank that is rebuilt gets this word together with its values (RestoreHostProgress).
   if (communicators_.job_has_values() && !memory_.lacks_values())
     memory_.group_page()->initialized.store(1, std::memory_order_release);
   if (memory_.device->is_separate()) {

@@ -143,6 +143,7 @@ absl::Status ReplicaExchange::ReceiveFrom(int rank, int64_t step) {
   RETURN_IF_ERROR(CheckHostProgress(words, step, static_cast<int>(memory.config.groups.size())));
   RETURN_IF_ERROR(FaultPoint("rebuild.before-state"));
   if (IsInitialized(words)) {
+    // Want of memory ends the epoch here: without values the rank can do nothing in it.
     if (options_.image != nullptr) RETURN_IF_ERROR(options_.image->Reserve(options_.kernels));
     RETURN_IF_ERROR(MoveAll(rank, StateParts(rank, step), /*is_sender=*/false));
     if (options_.image != nullptr) {

@@ -47,6 +47,7 @@ absl::Status CheckTrainer(const JobContext& context, const std::string& attach_k
                           const v1::AttachRequest& request, const PacketPeer& peer) {
   const LocalRanks& local = context.local();
   const int world_size = context.regions.config().world_size;
+  // Who it is comes first: a process that may not attach learns nothing else of the job.
   const std::string who = absl::StrCat("job '", context.job_id, "': ");
   // The kernel names the peer's user. What the request says of itself decides nothing.
   if (!IsOwnUser(peer)) {

@@ -49,6 +49,7 @@ absl::Status DirectMap::CheckNew() const {
 absl::Status DirectMaps::Enter(const std::string& job_id) {
   absl::MutexLock lock(&mu_);
   int& count = maps_[job_id];
+  // Each client keeps a connection and a thread of this worker.
   if (count < kMaxMapsOfAJob) {
     ++count;
     return absl::OkStatus();

@@ -78,6 +78,7 @@ void EpochMachine::Fail(Rank rank, const std::string& reason, EpochEvent event,
   failure->set_epoch(epoch_.value());
   failure->set_rank(rank.value());
   failure->set_reason(PrintableUtf8(reason));
+  // Aborted is what is assumed: the step was undone and may be tried again.
   if (code != absl::StatusCode::kAborted) failure->set_code(static_cast<int>(code));
   context_->emit(failure_);
 }
@@ -93,6 +94,7 @@ void EpochMachine::EndOfRank(Rank rank, const std::string& reason, EpochEvent ev
 void EpochMachine::Prepare(const v1::PrepareEpoch& prepare) {
   FaultPoint("job.prepare").IgnoreError();  // A place to hang in, not to fail.
   const Epoch epoch(prepare.job().epoch());
+  // From a coordinator with an older journal: its epoch has been over for long (docs/adr/0062).
   if (epoch < epoch_) return;
   // A repeat: the coordinator, or the connection, lost the answer.
   if (epoch == epoch_) {

@@ -114,6 +114,7 @@ absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id, 
   // Before any message or page is read: another protocol may have laid them out otherwise.
   RETURN_IF_ERROR(CheckVersion("the daemon that left its jobs' memory here", held.worker->version(),
                                held.worker->protocol()));
+  // Refused and left alone: it may be a mistake in a flag, and the memory stays for --keep-memory.
   if (held.worker->worker_id() != worker_id) {
     return absl::FailedPreconditionError(absl::StrCat("the memory of jobs that is held is worker '",
                                                       held.worker->worker_id(), "'s: give worker '",

@@ -199,6 +199,7 @@ void Keeper::ReportFailure(const std::string& job_id, int64_t generation, int64_
   event.mutable_failure()->set_job_id(job_id);
   event.mutable_failure()->set_generation(generation);
   event.mutable_failure()->set_epoch(epoch);
+  // Of no rank: the worker as a whole cannot take part.
   event.mutable_failure()->set_rank(-1);
   event.mutable_failure()->set_reason(PrintableUtf8(reason));
   emit_(event);

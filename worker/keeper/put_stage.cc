@@ -100,6 +100,7 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
       continue;
     }
     Slot slot;
+    // The client's words, through the coordinator. Each is refused if the job has no such thing.
     ASSIGN_OR_RETURN(const LiveArray array, DecodeArray(from.array()));
     ASSIGN_OR_RETURN(slot.tensor,
                      numbers.TensorOf(from.job_parameter(), array, regions.config().optimizer));

@@ -71,6 +71,7 @@ void RankSupervisor::Run() {
         !end.was_ready && !end.was_hosted && !parts_->trainers.HasOffer(rank_);
     // Failures to start are counted, since trying again at once would only burn the node's time.
     failed_starts = is_failed_start ? failed_starts + 1 : 0;
+    // Nothing failed: the epoch goes on, and the next executor waits for the epoch after it.
     if (end.left_its_epoch) {
       TESSERA_LOG(INFO, "job {} rank {}: the executor left with its trainer", context_->job_id,
                   rank_.value());

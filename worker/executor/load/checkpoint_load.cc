@@ -89,6 +89,7 @@ class CheckpointLoad {
 
   absl::Status Open() {
     RETURN_IF_ERROR(CheckRequest());
+    // First: it has sizes and sums for all other files, which are believed nothing without it.
     ASSIGN_OR_RETURN(manifest_, ReadManifest(request_.path()));
     ASSIGN_OR_RETURN(CheckedFiles model, CheckedFiles::OpenModel(request_.path(), manifest_));
     model_.emplace(std::move(model));

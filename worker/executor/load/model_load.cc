@@ -67,6 +67,7 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
       state->Set(StateArray::kParameter, segment, 0, room);
       continue;
     }
+    // In pieces that stay in a core's cache between the read and the two stores (docs/adr/0054).
     const int64_t most = kPieceOfLoadBytes / SizeBytes(segment.dtype);
     for (int64_t begin = 0; begin < segment.numel; begin += most) {
       const Values values(piece.data(), std::min(most, segment.numel - begin), segment.dtype);

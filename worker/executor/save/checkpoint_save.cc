@@ -69,6 +69,7 @@ class CheckpointSave {
 
   absl::Status Begin(const google::protobuf::RepeatedPtrField<v1::NamedTensor>& shared) {
     ASSIGN_OR_RETURN(const std::vector<NamedTensorInfo> buffers, InfosOf(shared));
+    // On every rank, though one creates: each needs to know where its slices go.
     ASSIGN_OR_RETURN(plan_, PlanCheckpoint(memory_.layout, memory_.config, state_.progress, buffers,
                                            request_.spec().max_file_bytes()));
     // One rank creates, all write: the files have their size before anybody writes.
@@ -123,12 +124,14 @@ class CheckpointSave {
                                  slice.segment.dtype, bytes.get(), &crc32, control_.wrote);
       };
       RETURN_IF_ERROR(slice.array == StateArray::kParameter ? write(&model) : write(&optimizer));
+      // In the order of SlicesToWrite, by which rank 0 finds whose they are.
       sums_.push_back(crc32);
     }
     if (leads_) {
       RETURN_IF_ERROR(WriteBuffers(&model));
       RETURN_IF_ERROR(WriteUpdateCounts(&optimizer));
     }
+    // A file of its own: rank 0 knows neither its size nor its bytes.
     const std::string& own = request_.trainer_state();
     if (!own.empty()) {
       RETURN_IF_ERROR(WriteWholeFile(PathOf(TrainerFileName(memory_.rank.value())), own));

@@ -90,6 +90,7 @@ class PartSave {
  private:
   absl::Status AddUpSizes() {
     std::vector<int64_t> sizes(communicator_.size());
+    // Each rank's reply is of the whole checkpoint, not of its part.
     RETURN_IF_ERROR(communicator_.AllGather(&header_.file_bytes, sizes.data(), sizeof(int64_t)));
     all_parts_bytes_ = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
     return absl::OkStatus();
@@ -133,6 +134,8 @@ class PartSave {
     // a rank that made it fails for all.
     const absl::Status synced = storage_->SyncFolder(ParentOf(request_.spec().path()));
     if (!synced.ok() && made_folder_) return synced;
+    // Before this save's folder: what has the name may be another job's, and then nothing is
+    // begun.
     RETURN_IF_ERROR(MakeRoom());
     RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kPart, &made_));
     RETURN_IF_ERROR(ModelFile::Create(PathOf(kPartFileName), header_));
