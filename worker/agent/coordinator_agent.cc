@@ -124,9 +124,8 @@ void CoordinatorAgent::Run() {
     last = status;
     // A connection that lasted is no failure: the next try comes soon again.
     if (SteadyNow() - began > absl::Seconds(5)) attempt = 0;
+    // With jitter: all workers of a cluster lose their coordinator at the same time.
     AwaitWithTimeout(&mu_, absl::Condition(&stopping_),
-                     // With jitter: all workers of a cluster lose their coordinator at the same
-                     // time.
                      RetryDelay(RetryOptions(), attempt, uniform(random)));
     if (stopping_) return;
   }
@@ -179,6 +178,7 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   RETURN_IF_ERROR(cluster_.Join(response.cluster_id(), options_.holds_jobs()));
   const bool is_new = incarnation_.exchange(response.incarnation()) != response.incarnation();
   const bool is_restarted = response.start() != 0 && heard_.start != response.start();
+  // 0: a coordinator without a journal, whose position means nothing to the next one.
   if (response.start() != 0) heard_ = {response.start(), response.changes()};
   // The vault learns of each change, so that the next daemon goes on with the same identity.
   if (options_.on_registered != nullptr && (is_new || is_restarted || cluster_.name() != before))

@@ -64,6 +64,7 @@ void EarlyUpdates::Update(int unit, Assumed assumed, int64_t number) {
   made_[unit].updates.clear();
   // The reduction before it on the stream may have failed, and its gradient is none.
   if (!context_.interrupt.stream_status().ok()) return;
+  // Read on the stream: the step changes only while the stream is idle.
   const int64_t next = context_.order.step() + 1;
   // It would be a guess that holds the stream up: the step does it, once nobody reads there.
   if (!TryBeginWriting(&context_.record().hold, next)) return;

@@ -110,6 +110,8 @@ absl::Status FileOperations::Load() {
   target.Finish();
   if (!reply.ok() && !IsAgreed(reply.status())) return reply.status();
   RETURN_IF_ERROR(context_.interrupt.Check());
+  // Known even if EndWrite fails: the epoch ends then, and the next one begins by publishing
+  // again.
   versions_.SetPublishedAhead(target.has_published() && !first ? version : -1);
   if (reply.ok()) RETURN_IF_ERROR(versions_.next().EndWrite(version));
   context_.trainer.Reply(reply.ok() ? *reply : "");

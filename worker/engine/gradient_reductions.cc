@@ -217,6 +217,7 @@ absl::StatusOr<double> GradientReductions::NormPart(double p) {
       continue;
     const std::byte* gradient = options.state + options.memory->ReducedGradientOffsetBytes() +
                                 segment.state_begin_elements * SizeBytes(segment.dtype);
+    // By parameter, not by unit: the sum's order is part of the result's bits (docs/adr/0037).
     options.kernels->AddToNormPart(ConstValues(gradient, segment.numel, segment.dtype), p);
   }
   return options.kernels->TakeNormPart();

@@ -99,6 +99,7 @@ ShardedOptimizer::Published ShardedOptimizer::PublishedAt(const ShardSegment& se
 }
 
 void ShardedOptimizer::PublishFullPrecision(int unit, int64_t step) {
+  // Shared by the ranks of this host: each writes its own slice, and a collective follows.
   std::byte* full = parameters_[unit].full;
   for (const ShardSegment& segment : segments_) {
     if (segment.unit != unit) continue;
@@ -167,6 +168,7 @@ void ShardedOptimizer::CarryMomentsOver(const ShardSegment& segment, int64_t ste
 }
 
 void ShardedOptimizer::PublishValues(const ShardSegment& segment, const std::byte* values) {
+  // In the compute dtype, at an address that never changes: trainers map it (docs/adr/0006).
   const auto [full, half] = PublishedAt(segment);
   if (full != nullptr) {
     kernels_->Copy(full, values, SizeBytesOf(segment));
@@ -198,6 +200,7 @@ void ShardedOptimizer::BeginInitial() {
   for (const ShardSegment& segment : segments_) {
     for (const StateArray array :
          {StateArray::kParameter, StateArray::kFirstMoment, StateArray::kSecondMoment})
+      // An attempt that died may have set what this one leaves as it is.
       kernels_->Clear(State(array, 0, segment), SizeBytesOf(segment));
   }
 }
@@ -211,6 +214,7 @@ void ShardedOptimizer::ApplyStaged(int64_t step, bool with_moments, bool is_publ
   for (const ShardSegment& segment : segments_) {
     // Parameters were set, moments were not: the new version has those of the one before.
     if (!with_moments) CarryMomentsOver(segment, step, kernels_);
+    // A load has stored them there on its way (docs/adr/0054).
     if (is_published) continue;
     PublishValues(segment, State(StateArray::kParameter, step % 2, segment));
   }

@@ -78,6 +78,7 @@ absl::Status StateWrites::Initialize(int unit) {
     return absl::FailedPreconditionError(absl::StrCat("unit '", context_.UnitName(unit),
                                                       "': the job has its initial values already"));
   }
+  // Into version 0, which counts for nothing before the barrier of FinishInitialize.
   context_.optimizer.Initialize(unit, context_.OwnSlot(unit));
   RETURN_IF_ERROR(context_.options.kernels->Finish());
   context_.trainer.ReleaseSlot(unit);
@@ -184,6 +185,7 @@ absl::Status StateWrites::FinishFirstWrite(int64_t number, const StagedArrays& w
         "unit '", context_.UnitName(unit), "': write before the job has initial values"));
   }
   context_.options.recorder->Done(number);
+  // Before the barrier, after which each rank may read the others' slices.
   context_.optimizer.PublishInitial();
   RETURN_IF_ERROR(context_.options.kernels->Finish());
   SetInitialProgress(*loaded);

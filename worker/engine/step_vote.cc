@@ -101,6 +101,8 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
     // The put and the save only if all ranks name the same one.
     tally.put = rank == 0 || votes[rank].put == tally.put ? votes[rank].put : 0;
     if (rank == 0) tally.wanted_save = votes[0].wanted_save;
+    // A rank that does not know of the request, or is still saving, votes 0: a later step takes
+    // it.
     if (votes[rank].wanted_save != tally.wanted_save) tally.wanted_save = 0;
     for (int p = 0; p < num_parameters; ++p) {
       const std::byte bit = ballot[sizeof(Vote) + p / kBits] >> (p % kBits) & std::byte{1};

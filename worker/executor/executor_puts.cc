@@ -147,6 +147,8 @@ absl::Status ExecutorPuts::Read(
   for (const ShardSegment& segment : segments) {
     for (const StateArray array :
          {StateArray::kParameter, StateArray::kFirstMoment, StateArray::kSecondMoment}) {
+      // The worker cuts what it stores at the ranks' slices, as segments are, so keys meet
+      // exactly.
       const RangeKey key = {segment.job_parameter, static_cast<int>(array),
                             segment.parameter_begin_elements};
       // A put that sets some elements of an array of a parameter sets all of this rank's.

@@ -248,6 +248,7 @@ void AttachTable::Detach(Rank rank, Incarnation attachment, Leaving how) {
   if (how == Leaving::kDone) entry.finished = attachment;
   if (how == Leaving::kDied) ++entry.num_deaths;
   if (how != Leaving::kDied || epochs_->is_closed()) return;
+  // Its gradients may be torn, and its peers wait for what it will not submit.
   epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
   ExecutorSlot& slot = executors_->Of(rank);
   // An executor in the process that died is gone with it.

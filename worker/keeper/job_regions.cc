@@ -233,6 +233,7 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
   if (budget != nullptr) {
     // Booked before anything is made, so that two jobs cannot both count on the same memory.
     const HostMemory memory = plan.host_memory(device_memory == nullptr, state_on_host);
+    // The same arithmetic as the coordinator's placement (docs/adr/0070).
     const int64_t bytes = channel_bytes + memory.BytesOf(local.count());
     if (source->makes()) {
       ASSIGN_OR_RETURN(reserved, budget->Reserve(absl::StrCat("job '", job.job_id(), "'"), bytes));

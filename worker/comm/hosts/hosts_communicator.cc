@@ -199,6 +199,7 @@ absl::Status HostsCommunicator::DoAllReduce(char* buffer, int64_t count, Element
   const int64_t element_bytes = SizeBytes(type);
   const int64_t chunk =
       std::min(count, std::max<int64_t>(kChunkBytes / (size() * element_bytes), 1));
+  // Gathered whole, so that all ranks add in rank order. Only small or rare things come this way.
   std::vector<char> all(size() * chunk * element_bytes);
   inputs_.resize(size());
   for (int64_t begin = 0; begin < count; begin += chunk) {
@@ -349,6 +350,7 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
                                                       host::SumOutput recv,
                                                       host::GradientStats* stats) {
   const ElementRange own = slices_by_rank[options_.rank];
+  // Without scale and accumulation: those belong to the last sum, not to a host's.
   const Reduction reduction = {sends_by_rank, {parts, own, dtype}, recv.dtype};
   sends_.clear();
   receives_.clear();

@@ -37,6 +37,7 @@ constexpr size_t kMaxStrangers = 64;
 struct MoveAll {
   static constexpr size_t kMaxCallBytes = size_t{4} << 20;
   const absl::Status* failure;
+  // 0 ends the operation, so that a failed mesh moves no more of a large part.
   size_t operator()(const ErrorCode& error, size_t) const {
     return error || !failure->ok() ? 0 : kMaxCallBytes;
   }

@@ -99,6 +99,7 @@ class CheckpointLoad {
         model_->header(), with_optimizer() ? &optimizer_->header() : nullptr, buffers,
         memory_.layout, memory_.config, RulesOf(request_, state_.first));
     if (!plan.ok()) return Annotate(plan.status(), request_.path());
+    // A job's first values: what is not loaded would train from zeroes.
     if (state_.first) RETURN_IF_ERROR(CheckGivesAll(plan->model));
     plan_ = *std::move(plan);
     return absl::OkStatus();

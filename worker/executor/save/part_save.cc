@@ -171,6 +171,7 @@ class PartSave {
       const UnitLayout& unit = memory_.layout.units[slice.segment.unit];
       Add(PlaceOf(slice, unit.flat.parameters()[slice.segment.parameter].spec.shape));
     }
+    // Buffers and update counts are rank 0's, as in a whole checkpoint.
     if (!leads_) return;
     for (const NamedTensorInfo& buffer : buffers) AddWhole(PartFile::kModel, buffer);
     ForEachParameter(memory_.layout, [&](const PlacedParameter& parameter, int number) {

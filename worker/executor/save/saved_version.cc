@@ -102,6 +102,7 @@ const char* SavedVersion::Take(size_t slice, int64_t at_bytes, int64_t size_byte
     }
     is_taking_ = true;
   }
+  // Tests stop the writer here: training then waits for this piece, and for no other.
   (void)FaultPoint("save.taking");
   // Without the lock: it is the long part.
   CopyAhead(room, static_cast<const char*>(slices_[slice].data()) + at_bytes, size_bytes);
