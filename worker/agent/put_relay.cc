@@ -77,6 +77,7 @@ class PutRelay::Session : public RelaySession {
           event.mutable_ready();
           break;
         case v1::PutCommand::kPiece:
+          // The order of commands is the peer's word, here and below.
           if (stage_ == nullptr) return absl::InvalidArgumentError("a piece without a put");
           RETURN_IF_ERROR(stage_->Take(command.piece()));
           continue;

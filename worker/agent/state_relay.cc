@@ -130,6 +130,7 @@ class StateRelay::Session : public RelaySession {
       // Told to the coordinator, which tries again. The stream ends well.
       if (!status.ok()) SetFailure(status, &event);
       if (!stream->Write(event) || !status.ok()) return absl::OkStatus();
+      // A hold waits for the coordinator's choice of the step. After a copy nothing more is asked.
       if (command->has_copy()) return SendPieces(stream);
     }
     return absl::OkStatus();

@@ -176,6 +176,7 @@ absl::StatusOr<GivenRank> AttachTable::Attach(v1::AttachRequest request, const P
   RETURN_IF_ERROR(CheckIsFree(entry, request, now));
   if (context_->needs_hosts() && !request.hosts_executor())
     return absl::FailedPreconditionError(WhyItNeedsHost(rank));
+  // Before the phase is looked at, which it may end.
   EndWhatWasLeft(entry, request);
   // While trainers come that host their executors, each of which ends an epoch, the next ones need
   // not wait for the next epoch to end it, too.
@@ -208,6 +209,7 @@ absl::StatusOr<GivenRank> AttachTable::Attach(v1::AttachRequest request, const P
   given.response.set_epoch(epochs_->epoch().value());
   given.response.set_outlives_daemon(context_->vault != nullptr);
   if (request.hosts_executor()) {
+    // The executor that the rank has is ended in there, and the epoch with it.
     Offer(entry, rank, std::move(sockets.first), peer.pid, &given.response);
     given.fds.push_back(std::move(sockets.second));
     return given;

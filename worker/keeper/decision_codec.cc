@@ -34,6 +34,7 @@ absl::StatusOr<StepNumbers> DecodeNumbers(const v1::StepDecision& decision, int6
   numbers.put = decision.put();
   if (numbers.put != 0 && (!numbers.is_write || numbers.is_trainers_step))
     return Refusal(step, "a put that is not a write");
+  // As many as the job has: RecordDecision compared the counts.
   for (const v1::StepDecision::Group& from : decision.groups()) {
     HyperParameters& to = numbers.groups.emplace_back();
     to.learning_rate = from.learning_rate();

@@ -187,6 +187,7 @@ bool DescriptorServer::AnswerAtOnce(int socket, const PacketPeer& peer,
   char bytes[kMaxQuickRequestBytes];
   // Only peeked at: what is not quick is left for the connection's thread.
   const ssize_t size = recv(socket, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC);
+  // What is not here yet, is longer, or is another user's goes to a thread, which may wait for it.
   if (options_.direct_maps == nullptr || !IsOwnUser(peer) || size <= 0 ||
       size > static_cast<ssize_t>(sizeof(bytes)))
     return true;

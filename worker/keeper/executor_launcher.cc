@@ -54,6 +54,7 @@ class ExecutorProcess : public RunningExecutor {
       // An error other than EINTR: there is no such child any more.
       if (ended != 0 && !(ended < 0 && errno == EINTR)) reaped_ = true;
       if (reaped_ || SteadyNow() >= deadline) break;
+      // Polled, since waitpid has no deadline.
       absl::SleepFor(std::min(absl::Milliseconds(1), patience));
     }
     return reaped_;

@@ -44,6 +44,7 @@ absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegion
   frozen->counts_ =
       UpdateCounts(frozen->group_.data() + kGroupPageBytes, frozen->memory_.num_parameters());
   if (frozen->local_.Has(0)) {
+    // Of rank 0 alone: its buffers are the job's for all readers (docs/adr/0044).
     ASSIGN_OR_RETURN(frozen->buffers_, regions.OpenGroup());
   }
   const auto* page = reinterpret_cast<const GroupPage*>(frozen->group_.data());

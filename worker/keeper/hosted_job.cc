@@ -63,6 +63,7 @@ absl::Status HostedJob::StartSupervisors() {
   for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
     ASSIGN_OR_RETURN(std::unique_ptr<RankSupervisor> supervisor,
                      RankSupervisor::Start(&context_, &parts_, Rank(rank)));
+    // Those that were started run already. If one cannot be, the destructor ends the others.
     supervisors_.push_back(std::move(supervisor));
   }
   return absl::OkStatus();
@@ -173,6 +174,7 @@ v1::JobProgress HostedJob::Progress() const {
     }
     status.set_doing(Doing(page, regions().layout()));
     parts_.trainers.Describe(rank, &status);
+    // From the executor's ring, which no trainer can write to unless it hosts the executor.
     const RankSums sums = Sum(regions().flight(rank).totals);
     status.set_compute_seconds(sums.trainer_ns / 1e9);
     status.set_gradient_norm(sums.gradient_norm);
@@ -216,6 +218,8 @@ absl::StatusOr<GivenRank> HostedJob::Attach(const v1::AttachRequest& request,
   // Outside the lock, since it computes a digest of the whole layout.
   RETURN_IF_ERROR(CheckTrainer(context_, attach_key, request, peer));
   absl::MutexLock lock(&parts_.mu);
+  // In one section with its epoch: no failure comes between the look at the phase and the
+  // attachment.
   return parts_.trainers.Attach(request, peer, now);
 }
 

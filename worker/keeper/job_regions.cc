@@ -357,6 +357,7 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
   const RankRegions& own = Of(rank);
   const int own_fds[kSetupFds] = {message.fd(),    parameters_.get(), group_.fd(),
                                   own.state.get(), own.control.fd(),  own.flight.fd()};
+  // In the order that proto/executor.proto gives, by which the executor finds them.
   std::vector<int> fds(std::begin(own_fds), std::end(own_fds));
   for (const RankRegions& regions : ranks_) fds.push_back(regions.gradients.fd());
   for (const RankRegions& regions : ranks_) {

@@ -106,6 +106,7 @@ absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id, 
   if (of_worker != all.end()) {
     held.worker.emplace();
     RETURN_IF_ERROR(ReadMessage(of_worker->second, kWorker, &*held.worker));
+    // So that what is left are jobs.
     all.erase(of_worker);
   }
   if (all.empty()) return held;

@@ -184,6 +184,7 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
     if (status.ok()) {
       job = *std::move(created);
       absl::MutexLock lock(&mu_);
+      // Found by trainers from here on: they are told to try again until its epoch runs.
       jobs_[job_id] = job;
     }
   }

@@ -147,6 +147,7 @@ absl::StatusOr<int> RankSupervisor::Launch() {
   }
   absl::MutexLock lock(&parts_->mu);
   ExecutorSlot& slot = parts_->executors.Of(rank_);
+  // Only now: until it has its setup an executor is given no command.
   slot.socket = std::move(socket);
   slot.executor = std::move(executor);
   slot.host = offer != nullptr ? offer->attachment : Incarnation();

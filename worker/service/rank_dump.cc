@@ -59,6 +59,7 @@ v1::FlightRecord ToProto(const FlightRecord& record, const ModelLayout& layout) 
   proto.set_step(record.step);
   proto.set_sequence(record.sequence);
   proto.set_op(OpName(record.kind));
+  // ReadFlightRing has counted a record with another unit as invalid.
   if (record.unit >= 0) proto.set_unit(layout.units[record.unit].flat.unit_name());
   proto.set_bytes(record.bytes);
   proto.set_stream(record.stream == FlightStream::kPostBackward ? "post-backward" : "engine");

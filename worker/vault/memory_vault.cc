@@ -65,6 +65,7 @@ class MemoryVault {
         parts_[{command.put().owner(), command.put().part()}] = std::move(fds);
         return Send(daemon, answer, {});
       case v1::VaultCommand::kDrop:
+        // All parts of the owner. Their memory is freed once no other process has it.
         for (auto it = parts_.lower_bound({command.drop().owner(), ""});
              it != parts_.end() && it->first.first == command.drop().owner();) {
           it = parts_.erase(it);

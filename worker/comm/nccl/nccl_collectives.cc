@@ -311,6 +311,7 @@ absl::Status NcclCommunicator::SumParts(const MappedSum& sum, host::SumOutput re
   auto* measured = stats == nullptr ? nullptr : stats_.data_as<host::GradientStats>();
   // Nothing of the last reduction is under way: each waits for the stream.
   if (measured != nullptr) *measured = {};
+  // As AppendMoves has packed what came: part after part.
   int64_t packed = 0;
   for (const ElementRange& part : sum.parts) {
     const ElementRange mine = Intersect(part, own);

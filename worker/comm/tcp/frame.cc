@@ -89,6 +89,7 @@ absl::StatusOr<PeerAddress> ParsePeerAddress(const std::string& text) {
   const bool hex = parts.size() == 3 && parts[2].size() == 2 * address.secret.size() &&
                    std::all_of(parts[2].begin(), parts[2].end(),
                                [](unsigned char c) { return absl::ascii_isxdigit(c); });
+  // A secret that is too short would be padded, and easier to guess.
   if (!hex || parts[0].empty() || !absl::SimpleAtoi(parts[1], &port) || port < 1 || port > 65535) {
     return absl::InvalidArgumentError("not the address of a rank: want IP PORT SECRET");
   }

@@ -162,6 +162,7 @@ absl::Status AsioMesh::Open() {
   const tcp::endpoint any_port(host, 0);
   acceptor_.open(any_port.protocol(), error);
   if (!error) acceptor_.bind(any_port, error);
+  // As many as the kernel lets wait: peers connect at once, and strangers must not crowd them out.
   if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
   if (error) {
     return absl::UnavailableError(

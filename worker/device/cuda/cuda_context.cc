@@ -74,6 +74,8 @@ absl::StatusOr<std::unique_ptr<PrimaryContext>> PrimaryContext::Create(CudaApi* 
 }
 
 PrimaryContext::~PrimaryContext() {
+  // The primary one, which the trainer's own code shares in its process: it goes with the last
+  // user.
   if (context_ != nullptr) Check(api_->DevicePrimaryCtxRelease(device_));
 }
 

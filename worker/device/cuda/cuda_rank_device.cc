@@ -55,6 +55,7 @@ Buffer CudaRankDevice::Known(Buffer memory) {
   const auto begin = reinterpret_cast<uintptr_t>(data);
   {
     absl::MutexLock lock(&mu_);
+    // Asked by the address alone: kernels of an offloaded rank get pointers of both kinds.
     regions_[begin] = size_bytes;
   }
   return Buffer(data, size_bytes, [this, begin, memory = std::move(memory)]() mutable {
