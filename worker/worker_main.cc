@@ -160,7 +160,9 @@ absl::StatusOr<std::unique_ptr<VaultClient>> OpenVault(const Flags& flags,
 
 absl::Status Run(Flags flags, absl::Duration keep_memory) {
   ASSIGN_OR_RETURN(const auto manager, ServiceManager::FromEnvironment());
+  // Before the vault is forked, which has them too.
   RETURN_IF_ERROR(ArmFaultPointsFromFlag(flags.fault_points));
+  // Before the server's threads: a fork copies only the thread that calls it.
   ASSIGN_OR_RETURN(flags.server.vault, OpenVault(flags, keep_memory));
   if (!flags.debuggable) CloseProcess();
   // Before the first thread, which inherits the mask: only the wait below takes these signals.

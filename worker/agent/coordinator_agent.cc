@@ -178,7 +178,7 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   RETURN_IF_ERROR(cluster_.Join(response.cluster_id(), options_.holds_jobs()));
   const bool is_new = incarnation_.exchange(response.incarnation()) != response.incarnation();
   const bool is_restarted = response.start() != 0 && heard_.start != response.start();
-  // 0: a coordinator without a journal, whose position means nothing to the next one.
+  // 0: the coordinator could not note its start in its journal, so its position means nothing.
   if (response.start() != 0) heard_ = {response.start(), response.changes()};
   // The vault learns of each change, so that the next daemon goes on with the same identity.
   if (options_.on_registered != nullptr && (is_new || is_restarted || cluster_.name() != before))
@@ -194,6 +194,7 @@ absl::Status CoordinatorAgent::Stream(Connection* connection, absl::Duration hea
     // Before on_connected is asked: an event in between is sent twice, never lost.
     connected_ = true;
     reading_ended_ = false;
+    // What waited for the connection before: on_connected tells what of it still counts.
     outbox_.clear();
   }
   TESSERA_LOG(INFO, "connected to coordinator {}", options_.coordinator.address);

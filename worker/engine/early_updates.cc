@@ -37,7 +37,7 @@ absl::Status EarlyUpdates::Announce(const Op& op) {
   absl::StatusOr<std::vector<HyperParameters>> groups =
       GroupsOf(op, *options.control, *options.config);
   RETURN_IF_ERROR(Annotate(groups.status(), absl::StrCat("rank ", options.rank.value())));
-  // For the windows of this step. Without an announcement the last step's numbers are assumed.
+  // For the updates of this step. Without an announcement the last step's numbers are assumed.
   assumed_groups_ = *std::move(groups);
   return absl::OkStatus();
 }

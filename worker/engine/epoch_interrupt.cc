@@ -45,6 +45,7 @@ void EpochInterrupt::StreamFailed(const absl::Status& error) {
 
 void EpochInterrupt::Raise() {
   raised_.store(1, std::memory_order_release);
+  // A wake-up may be missed by a wait that is just beginning: it looks again after a slice.
   WakeAll(submitted_->value);
 }
 

@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-// As torch.nn.utils.clip_grad_norm_ has it.
 // Added to the norm before dividing.
+// As torch.nn.utils.clip_grad_norm_ has it.
 constexpr double kClipEpsilon = 1e-6;
 
 }  // namespace

@@ -72,8 +72,8 @@ void GradientReductions::ReduceOnStream(const Op& op, DType dtype, bool accumula
                                         int64_t number) {
   const RankEngineOptions& options = context_.options;
   const int unit = op.unit;
-  // The slot is not released: the trainer learns of the error by the end of the epoch.
   // After an error the stream only drains. The communicator is broken already.
+  // The slot is not released: the trainer learns of the error by the end of the epoch.
   if (!context_.interrupt.stream_status().ok()) return;
   options.recorder->Started(number);
   (void)FaultPoint("reduce.started");

@@ -42,6 +42,7 @@ absl::Status TrainersError(const Op& op, const ControlPage& control) {
 
 RankEngine::RankEngine(Options options)
     : context_(std::move(options)),
+      // Parts that others point to are made first, and destroyed last.
       early_(&context_),
       reductions_(&context_, &early_),
       gathers_(&context_, &reductions_),

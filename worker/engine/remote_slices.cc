@@ -126,6 +126,7 @@ void RemoteSlices::StepTaken() {
     const int64_t numel = options_.layout->units[unit].shards.shard_numel();
     const UnitParameters& parameters = (*options_.parameters)[unit];
     GiveBack(parameters.unsharded, numel * SizeBytes(placed.compute_dtype));
+    // Windows in full precision were kept until the step was taken (docs/adr/0016).
     GiveBack(parameters.full, numel * SizeBytes(placed.full_dtype));
   }
 }

@@ -17,6 +17,8 @@ bool Blocks(int64_t held, int64_t step) { return held != 0 && held - 1 <= step -
 // With the fence a thread that sees any of the data written from here on, and reads the word after
 // a fence of its own, sees `step` there.
 void Announce(StateHold* hold, int64_t step) {
+  // Raised before anything is overwritten, so that a mapped read never takes new bytes for old
+  // ones.
   hold->writing.store(step);
   std::atomic_thread_fence(std::memory_order_release);
 }

@@ -15,6 +15,8 @@ StepRunner::StepRunner(const EngineParts& parts)
       gathers_(parts.gathers),
       versions_(parts.versions),
       puts_(parts.puts),
+      // Its finding is kept in the keeper's memory: no later executor takes a step from that
+      // version.
       watch_(context_.options.layout, context_.options.config, context_.options.memory,
              context_.options.state, &context_.record().changed_shard) {}
 

@@ -105,6 +105,7 @@ absl::Status UnitGathers::PublishFullPrecision(int unit) {
 
 absl::Status UnitGathers::GatherAhead() {
   const int64_t step = context_.order.step();
+  // The record is the same on all ranks, so all gather the same units ahead, in one order.
   context_.order.UpcomingUnshards(limit_, &upcoming_);
   for (const int unit : upcoming_) {
     UnitWords& words = WordsOf(unit);
@@ -173,6 +174,7 @@ absl::Status UnitGathers::TakeSlot(int unit) {
   // The unit before it in the slot may still be read by the trainer's GPU.
   const uint32_t event = slots_.TakeReadUntil(unit);
   if (event == 0) return absl::OkStatus();
+  // The patience of a collective: the peers' gathers wait for this one.
   const absl::Status read = context_.options.window_events->Await(
       event - 1, SteadyNow() + context_.options.config->collective_timeout,
       [this] { return context_.interrupt.is_raised(); });

@@ -95,8 +95,8 @@ std::string TextOf(absl::string_view what, const std::vector<Cause>& causes, siz
 
 absl::Status JoinOutcomes(absl::string_view what, const std::vector<absl::Status>& by_rank) {
   constexpr size_t kStepBytes = 16, kLeastBytes = 64;
-  // Trainers of all ranks are told it, and their users compare.
   // In rank order: every rank makes the same text.
+  // Trainers of all ranks are told it, and their users compare.
   const std::vector<Cause> causes = CausesOf(by_rank);
   if (causes.empty()) return absl::OkStatus();
   size_t max_bytes = kMaxCauseBytes;

@@ -180,6 +180,7 @@ absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& star
   RETURN_IF_ERROR(RenewKernels());
   // The rows are joined in one order on all ranks: each join waits for the peers'.
   ASSIGN_OR_RETURN(Joined reduce, JoinRow(epoch, Row::kReduce, start));
+  // A row of its own: a background save meets its ranks while training's collectives go on.
   ASSIGN_OR_RETURN(Joined files, JoinRow(epoch, Row::kFiles, start));
   files_ = std::move(files.communicator);
   files_between_hosts_ = files.between_hosts;

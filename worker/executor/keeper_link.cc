@@ -101,6 +101,7 @@ void KeeperLink::ReportStep(Step step, uint64_t order_hash) {
     SendReportsLocked();
     report.set_job_id(options_.job_id);
     report.set_rank(options_.rank.value());
+    // Reports of two epochs never travel together: BeginEpoch has cleared what was kept back.
     report.set_epoch(epoch_.value());
   }
   report.set_step(step.value());

@@ -140,6 +140,7 @@ absl::Status ReplicaExchange::ReceiveFrom(int rank, int64_t step) {
   RETURN_IF_ERROR(MoveAll(rank, {Whole(rank, &progress)}, /*is_sender=*/false));
   const auto words = absl::MakeConstSpan(progress).subspan(1);
   // The source must be at the step that all resume at.
+  // Before a byte of the state is taken: what follows is written straight into this rank's memory.
   RETURN_IF_ERROR(CheckHostProgress(words, step, static_cast<int>(memory.config.groups.size())));
   RETURN_IF_ERROR(FaultPoint("rebuild.before-state"));
   if (IsInitialized(words)) {

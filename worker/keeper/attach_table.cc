@@ -89,8 +89,8 @@ AttachTable::AttachTable(const JobContext* context, EpochMachine* epochs, Execut
       epochs_(epochs),
       executors_(executors),
       entries_(context->local().count()) {
-  // Numbers of daemons are compared (IsFormer), so each daemon begins above those before it.
   // None that an earlier daemon, or the memory before this one, gave.
+  // Numbers of daemons are compared (IsFormer), so each daemon begins above those before it.
   if (context_->vault != nullptr) next_attachment_ = absl::ToUnixMicros(WallNow());
 }
 
@@ -101,6 +101,7 @@ void AttachTable::KeepFor(std::map<int, UniqueFd> former_trainers) {
     // What the page says was written by the daemon before: a number that it gave.
     entry.former = Incarnation(context_->RecordOf(Rank(rank)).attachment.load());
     entry.former_process = std::move(process);
+    // By this daemon's clock: the time of the one before means nothing here.
     entry.former_until = SteadyNow() + kFormerTrainerTimeout;
   }
 }

@@ -127,7 +127,7 @@ void ExecutorWatch::ReadHostedEvents() {
     if (!packet.ok() && !absl::IsInvalidArgument(packet.status())) return;
     const absl::StatusOr<v1::ExecutorEvent> event =
         packet.ok() ? ParseExecutorEvent(packet->bytes) : packet.status();
-    // Read on to the end even so: only that shows that it writes no more.
+    // What is not heeded is read to the end as well: only that shows that it writes no more.
     if (heeds && event.ok()) {
       OnEvent(*event);
     } else if (heeds) {

@@ -156,6 +156,7 @@ absl::StatusOr<JobRegions::RankRegions> JobRegions::MakeRank(int rank, const Job
                                                     plan.device_gradient_region_bytes()));
   }
   ASSIGN_OR_RETURN(SharedRegion control, source->Take(part, "control", sizeof(ControlPage)));
+  // Writable: where an executor died before it told its trainer, the keeper does.
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
   ControlPage* page = reinterpret_cast<ControlPage*>(mapping.data());
   // Another daemon's build may have laid the page out otherwise.

@@ -235,6 +235,7 @@ std::vector<v1::WorkerEvent> Keeper::OnConnected() const {
 
 absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
                                                const PacketPeer& peer) {
+  // Whatever its generation, so that a trainer of another one is told which of the two is older.
   const std::shared_ptr<HostedJob> job = Find(request.job_id());
   if (job == nullptr) {
     // The trainer may be faster than the coordinator's prepare.

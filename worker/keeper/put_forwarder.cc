@@ -41,7 +41,7 @@ void PutForwarder::Withdraw(uint64_t put) {
 void PutForwarder::OnGone(Rank rank, const v1::ExecutorPutGone& gone) {
   const bool was_offered = put_.is_offered();
   put_.Gone(static_cast<int>(rank.value()), gone.put(), gone.failure());
-  // One rank that cannot apply it is enough: the others would wait for its vote in vain.
+  // One rank that cannot apply it is enough: the others would offer it in vain.
   if (was_offered && !put_.is_offered()) Drop();
 }
 

@@ -213,6 +213,7 @@ class WorkerServerImpl : public WorkerServer {
     // After the servers, and before the agent: the coordinator hears of these jobs in the first
     // report.
     for (JobVault::HeldJob& job : held.jobs) keeper_->TakeOver(std::move(job));
+    // Commands come from here on.
     RETURN_IF_ERROR(agent_->Start());
     return Annotate(ListenOverHttp(options), "--http-listen");
   }

@@ -69,6 +69,7 @@ absl::Status HostsCommunicator::Run(Operation operation, std::initializer_list<i
 absl::Status HostsCommunicator::Break(const absl::Status& status) {
   broken_ = Annotate(status, Describe(operation_.digest));
   options_.local->Abort(broken_);
+  // By the thread that uses the mesh, as Tell requires.
   options_.mesh->Tell(broken_);
   return broken_;
 }
@@ -78,6 +79,7 @@ absl::Status HostsCommunicator::Agree() {
   options_.local->set_timeout(options_.timeout);
   std::vector<uint32_t> digests(options_.local->size());
   const uint32_t mine = static_cast<uint32_t>(operation_.digest);
+  // As data: the digest of the local all-gather is the same for all operations.
   RETURN_IF_ERROR(options_.local->AllGather(&mine, digests.data(), sizeof(mine)));
   // Longer than the leaders' exchange, so that its error, which names the missing host, comes
   // first.

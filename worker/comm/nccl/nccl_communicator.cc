@@ -16,8 +16,8 @@
 namespace tessera {
 namespace {
 
-// Over the control communicator, where a missing rank is named: nothing of NCCL was called yet.
 // The versions of all ranks; each must be the same, or the library refuses or hangs.
+// Over the control communicator, where a missing rank is named: nothing of NCCL was called yet.
 absl::Status CompareVersions(NcclApi* nccl, Communicator* control) {
   int version = 0;
   const NcclResult result = nccl->GetVersion(&version);
@@ -120,8 +120,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(const
 }
 
 absl::Status NcclCommunicator::Meet() {
-  // Questions on the CPU before the first call that joins: a rank that differs would hang
-  // there.
+  // Questions on the CPU before the first call that joins: a rank that differs would hang there.
   RETURN_IF_ERROR(CompareVersions(options_.nccl, options_.control));
   RETURN_IF_ERROR(ComparePlaces(options_.place, options_.control));
   if (options_.library_sums) {

@@ -152,6 +152,7 @@ absl::Status NcclRank::Issue(const std::string& call, Group group) {
     // The group is ended whatever happened within, or the next one would be inside of it.
     const NcclResult issued = group(self->comm_, self->stream_->handle());
     *ended = api->GroupEnd();
+    // What was issued tells more than how the group ended.
     RETURN_IF_ERROR(self->ToStatus(call, issued));
     return self->ToStatus(call, *ended);
   }));

@@ -128,6 +128,7 @@ absl::Status ShmCommunicator::Join() {
   }
   // A second round: memory is read only if all ranks can, so that all take the same path.
   mine->reads_memory.store(CanReadPeers(), std::memory_order_relaxed);
+  // Release: `reads_memory` above is visible to each rank that sees this.
   Publish(&mine->probed, options_.epoch);
   RETURN_IF_ERROR(AwaitAll(&RankSlot::probed));
   reads_memory_ = true;
@@ -182,6 +183,7 @@ absl::Status ShmCommunicator::Phase(uint32_t digest) {
   RankSlot* mine = region_.slot(options_.channel, options_.rank);
   // The digest first: peers read it once they have seen the arrival.
   mine->digests[phase % 2].store(digest, std::memory_order_relaxed);
+  // Release: what this rank has staged is visible to each rank that sees this.
   Publish(&mine->arrived, phase);
   // Set only if some peer is late, so that a phase in which all are there reads no clock.
   absl::Time deadline = absl::InfinitePast();

@@ -346,6 +346,7 @@ void AsioMesh::OnGreeting(Stranger* stranger) {
 absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int> peers,
                                 absl::Span<const Part> sends, absl::Span<const Part> receives,
                                 absl::Time deadline) {
+  // After an error it is unknown what is in the sockets: the mesh is not used again.
   if (!failure_.ok()) return failure_;
   // At its size before handlers keep pointers to its elements.
   transfers_.resize(peers.size());

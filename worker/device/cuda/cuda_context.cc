@@ -82,9 +82,9 @@ PrimaryContext::~PrimaryContext() {
 bool PrimaryContext::Check(const absl::Status& status) {
   if (status.ok()) return true;
   absl::MutexLock lock(&mu_);
+  // Only the first: later errors are its consequences.
   // For good: after most errors each call of the context fails, so the executor ends
   // (docs/adr/0040).
-  // Only the first: later errors are its consequences.
   if (first_error_.ok()) {
     first_error_ = Annotate(status, name_);
     TESSERA_LOG(ERROR, "{}", first_error_.ToString());

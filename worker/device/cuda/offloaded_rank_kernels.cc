@@ -132,6 +132,7 @@ void OffloadedRankKernels::Reduce(absl::Span<const void* const> inputs, DType in
     scratch_.Reset();
     absl::StatusOr<Buffer> larger = device_->Allocate(size_bytes);
     if (!larger.ok()) {
+      // The next Finish returns it: kernels that are enqueued have no status of their own.
       first_error_.Update(larger.status());
       return;
     }

@@ -155,6 +155,7 @@ class CheckpointLoad {
 
   // Of the same elements; they stay until the next call.
   ConstValues InDTypeOf(const ShardSegment& segment, ConstValues values) {
+    // Kept between pieces, which all have one size but the last.
     converted_.resize(values.size() * SizeBytes(segment.dtype));
     const Values into(converted_.data(), static_cast<int64_t>(values.size()), segment.dtype);
     if (segment.dtype == DType::kFp64) {

@@ -47,7 +47,7 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
 absl::Status BackgroundSave::Start(Communicator* communicator, Over over) {
   {
     absl::MutexLock lock(&mu_);
-    // Before its thread: one that ends at once has said so, and must not run again after that.
+    // Before its thread: one that ends at once must not be shown as running after that.
     status_.set_running(true);
   }
   const absl::Status started = StartThreads(communicator, std::move(over));

@@ -238,6 +238,7 @@ class PartSave {
     manifest.world_size = memory_.config.world_size;
     manifest.optimizer = OptimizerName(memory_.config.optimizer);
     manifest.groups = GroupsFor(memory_.layout, memory_.config, state_.progress);
+    // The id tells parts of one save from those of another try, which make no checkpoint together.
     manifest.part = ManifestPart{rank, save_id_};
     manifest.request = control_.asked_for;
     manifest.files[std::string(kPartFileName)] = {header_.file_bytes, Crc32(EncodeHeader(header_)),
