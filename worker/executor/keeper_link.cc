@@ -32,7 +32,7 @@ void KeeperLink::AbortEpoch(const absl::Status& reason) {
 
 void KeeperLink::Interrupt(const absl::Status& reason) {
   absl::MutexLock lock(&mu_);
-  // Not an abort, of which the worker knows: the failure behind this one is still to be reported.
+  // Not an abort, of which the worker knows: the failure that caused it is still to be reported.
   if (interruption_.ok()) interruption_ = reason;
 }
 
