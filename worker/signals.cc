@@ -23,6 +23,7 @@ void BlockStopSignals() {
 int WaitForStopSignal() {
   const sigset_t set = StopSignals();
   int signal = 0;
+  // They are blocked in every thread, so none of them is delivered instead.
   sigwait(&set, &signal);
   return signal;
 }

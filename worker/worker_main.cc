@@ -160,13 +160,17 @@ absl::StatusOr<std::unique_ptr<VaultClient>> OpenVault(const Flags& flags,
 
 absl::Status Run(Flags flags, absl::Duration keep_memory) {
   ASSIGN_OR_RETURN(const auto manager, ServiceManager::FromEnvironment());
+  // Before the vault is forked, which has them too.
   RETURN_IF_ERROR(ArmFaultPointsFromFlag(flags.fault_points));
+  // Before the server's threads: a fork copies only the thread that calls it.
   ASSIGN_OR_RETURN(flags.server.vault, OpenVault(flags, keep_memory));
   if (!flags.debuggable) CloseProcess();
+  // Before the first thread, which inherits the mask: only the wait below takes these signals.
   BlockStopSignals();
   SetLogContext("worker " + flags.server.worker_id);
   ASSIGN_OR_RETURN(const auto server, StartServer(flags));
   TESSERA_LOG(INFO, "serving {} devices on {}", flags.server.num_devices, server->address());
+  // Once the sockets are there: what systemd starts after this may connect.
   manager->Ready();
   RETURN_IF_ERROR(manager->Watch([&server] { return server->MakesProgress(); }));
   const int signal = WaitForStopSignal();
@@ -175,6 +179,8 @@ absl::Status Run(Flags flags, absl::Duration keep_memory) {
   if (flags.server.vault != nullptr) {
     server->Leave();
     fflush(nullptr);
+    // Destructors would end executors and wait for them, while the next daemon waits for the
+    // folder.
     _exit(kExitOk);
   }
   server->Stop();

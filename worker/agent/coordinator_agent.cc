@@ -36,6 +36,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // No bound: nothing but pings may flow.
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  // A command to prepare has the whole description of its job.
   args.SetMaxReceiveMessageSize(64 << 20);
   // A fresh connection each time, so that an old one's backoff does not delay the next try.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -117,11 +118,13 @@ void CoordinatorAgent::Run() {
     const absl::Status status = RunOnce();
     absl::MutexLock lock(&mu_);
     if (stopping_) return;
+    // Only what is new: a coordinator may be away for hours.
     if (status != last)
       TESSERA_LOG(WARNING, "coordinator {}: {}", options_.coordinator.address, status.ToString());
     last = status;
     // A connection that lasted is no failure: the next try comes soon again.
     if (SteadyNow() - began > absl::Seconds(5)) attempt = 0;
+    // With jitter: all workers of a cluster lose their coordinator at the same time.
     AwaitWithTimeout(&mu_, absl::Condition(&stopping_),
                      RetryDelay(RetryOptions(), attempt, uniform(random)));
     if (stopping_) return;
@@ -175,6 +178,7 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   RETURN_IF_ERROR(cluster_.Join(response.cluster_id(), options_.holds_jobs()));
   const bool is_new = incarnation_.exchange(response.incarnation()) != response.incarnation();
   const bool is_restarted = response.start() != 0 && heard_.start != response.start();
+  // 0: the coordinator could not note its start in its journal, so its position means nothing.
   if (response.start() != 0) heard_ = {response.start(), response.changes()};
   // The vault learns of each change, so that the next daemon goes on with the same identity.
   if (options_.on_registered != nullptr && (is_new || is_restarted || cluster_.name() != before))
@@ -190,6 +194,7 @@ absl::Status CoordinatorAgent::Stream(Connection* connection, absl::Duration hea
     // Before on_connected is asked: an event in between is sent twice, never lost.
     connected_ = true;
     reading_ended_ = false;
+    // What waited for the connection before: on_connected tells what of it still counts.
     outbox_.clear();
   }
   TESSERA_LOG(INFO, "connected to coordinator {}", options_.coordinator.address);
@@ -208,12 +213,14 @@ absl::Status CoordinatorAgent::Stream(Connection* connection, absl::Duration hea
   }
   {
     absl::MutexLock lock(&mu_);
+    // An event from now on is dropped: on_connected of the next stream tells what still counts.
     connected_ = false;
     // Wakes the writer, which waits for events.
     reading_ended_ = true;
   }
   // A write that waits for a frozen coordinator ends too.
   connection->context.TryCancel();
+  // Before Finish, which no other call of the stream may meet.
   if (writer.ok()) writer->join();
   const absl::Status status = FromGrpcStatus(connection->stream->Finish());
   RETURN_IF_ERROR(foreign);
@@ -262,6 +269,7 @@ void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbea
     if (SteadyNow() < next_heartbeat) continue;
     next_heartbeat = SteadyNow() + heartbeat_interval;
     v1::WorkerEvent event;
+    // Without the lock: it takes the keeper's, and each job's.
     *event.mutable_heartbeat() = options_.heartbeat();
     if (!write(std::move(event))) return;
   }

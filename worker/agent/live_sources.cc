@@ -53,6 +53,7 @@ bool LiveSource::Enter(std::function<void()> cancel) {
   if (entered_ || closed_) return false;
   entered_ = true;
   taken_at_ = SteadyNow();
+  // From here on Close ends the client's call, until it leaves.
   cancel_ = std::move(cancel);
   return true;
 }

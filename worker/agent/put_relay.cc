@@ -77,6 +77,7 @@ class PutRelay::Session : public RelaySession {
           event.mutable_ready();
           break;
         case v1::PutCommand::kPiece:
+          // The order of commands is the peer's word, here and below.
           if (stage_ == nullptr) return absl::InvalidArgumentError("a piece without a put");
           RETURN_IF_ERROR(stage_->Take(command.piece()));
           continue;
@@ -122,6 +123,7 @@ class PutRelay::Session : public RelaySession {
       // Released before the wait below: a job that is dropped meanwhile can end.
       const std::shared_ptr<HostedJob> job = job_.lock();
       if (job == nullptr) return Dropped();
+      // The job has the file from here on. This session only follows what becomes of it.
       job->OfferPut(std::move(staged_));
     }
     auto reader = StartThread("a put's commands", [this, stream] { AwaitWithdrawal(stream); });
@@ -186,6 +188,7 @@ class PutRelay::Session : public RelaySession {
       const auto news = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
         return ended_ || (!wanted_ && !withdrawn);
       };
+      // Polled: a put is decided by words in shared memory, which wake nobody here.
       AwaitWithTimeout(&mu_, absl::Condition(&news), kLook);
       // Nobody is there to be told, and what was offered is withdrawn.
       if (ended_ && withdrawn) return absl::OkStatus();

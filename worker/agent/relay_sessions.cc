@@ -28,6 +28,7 @@ absl::Status RelaySessions::Start(std::unique_ptr<RelaySession> session, const s
                      const absl::Status status = running->session->Run();
                      if (!status.ok())
                        TESSERA_LOG(INFO, "job {}: {}: {}", job_id, what, status.ToString());
+                     // Last: a session that is seen as done is destroyed.
                      running->done.store(true);
                    }));
   sessions_.push_back(std::move(running));
@@ -49,6 +50,7 @@ void RelaySessions::Stop() {
     stopping_ = true;
     sessions.swap(sessions_);
   }
+  // Outside the lock. Their threads are joined as the list goes.
   for (const auto& running : sessions) running->session->Cancel();
 }
 

@@ -85,6 +85,7 @@ class StateRelay::Session : public RelaySession {
       // The reader ends with the call.
       call_.Cancel();
     }
+    // Before Finish, which no other call of the stream may meet.
     if (reader.ok()) reader->join();
     const absl::Status end = FromGrpcStatus(stream->Finish());
     if (sent_all_) return absl::OkStatus();  // The coordinator ends the stream once it has it all.
@@ -129,6 +130,7 @@ class StateRelay::Session : public RelaySession {
       // Told to the coordinator, which tries again. The stream ends well.
       if (!status.ok()) SetFailure(status, &event);
       if (!stream->Write(event) || !status.ok()) return absl::OkStatus();
+      // A hold waits for the coordinator's choice of the step. After a copy nothing more is asked.
       if (command->has_copy()) return SendPieces(stream);
     }
     return absl::OkStatus();
@@ -136,6 +138,7 @@ class StateRelay::Session : public RelaySession {
 
   absl::Status Hold(const v1::LiveHold& hold, v1::LiveEvent* event) {
     ASSIGN_OR_RETURN(const StateSnapshot::Request request, Decode(hold, options_->spool_folder));
+    // A hold before this one on the stream ends here.
     ASSIGN_OR_RETURN(snapshot_, options_->open(command_.job_id(), command_.generation(), request));
     ASSIGN_OR_RETURN(const int64_t step, snapshot_->Hold());
     event->mutable_held()->set_step(step);
@@ -235,6 +238,7 @@ class StateRelay::Session : public RelaySession {
   absl::Status Frozen(const v1::LiveRead& read, Stream* stream, v1::LiveEvent* event) {
     ASSIGN_OR_RETURN(const std::unique_ptr<FrozenState> state,
                      options_->open_frozen(command_.job_id(), command_.generation(), read.step()));
+    // A rank may still be redoing the decided step at which the job is frozen.
     RETURN_IF_ERROR(state->Await(kStepPatience, [this] { return cancelled_.load(); }));
     *event->mutable_copied() = state->Progress();
     if (!stream->Write(*event)) return absl::OkStatus();

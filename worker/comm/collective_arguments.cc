@@ -102,6 +102,7 @@ absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_ran
     RETURN_IF_ERROR(CheckExtent(slice.end, SizeBytes(dtype), 1));
   }
   // Sorted and disjoint: packed sums hold each element once.
+  // They are cut alike on all ranks, so one sum's bytes mean the same parts everywhere.
   int64_t end = 0;
   for (const ElementRange& part : parts) {
     if (part.begin < end || part.end < part.begin) {

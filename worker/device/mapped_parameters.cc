@@ -22,6 +22,8 @@ absl::StatusOr<MappedParameters> MappedParameters::Map(
     Buffer& slot = mapped.slots.emplace_back();
     // Without a slot the unit's parameters lie in the region.
     if (plan.slot(unit) >= 0) {
+      // Once for each of its units, at an address of its own: autograd holds views of a unit's
+      // parameters from forward to backward.
       ASSIGN_OR_RETURN(slot, map(slots[plan.slot(unit)], plan.slot_bytes(),
                                  absl::StrCat("slot ", plan.slot(unit), " of parameters")));
     }

@@ -58,6 +58,8 @@ void BufferSlots::PublishOne(int64_t step, int buffer) {
     // Not from staging: a trainer that died may have started to write there again.
     Copy(buffer, before, to, had);
   } else if (step == 0 && to.sequence(buffer).load(std::memory_order_relaxed) == kTorn) {
+    // Left by a copy that did not end, here or in an executor that died. A buffer without values
+    // is zero.
     if (to.size_bytes(buffer) > 0) memset(to.values(buffer), 0, to.size_bytes(buffer));
     to.sequence(buffer).store(0, std::memory_order_release);
   }
@@ -89,6 +91,7 @@ absl::Status BufferSlots::Load(int64_t step, int buffer,
   // As in Copy: torn while it is written.
   to.sequence(buffer).store(kTorn, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
+  // An error leaves kTorn: the next Publish of this version writes it again.
   RETURN_IF_ERROR(read(to.values(buffer)));
   to.sequence(buffer).store(kLoaded, std::memory_order_release);
   return absl::OkStatus();
@@ -134,6 +137,8 @@ void BufferSlots::DropLoaded() {
   for (const BufferBank& slot : slots_) {
     for (int buffer = 0; buffer < size_; ++buffer) {
       if ((slot.sequence(buffer).load(std::memory_order_relaxed) & kLoaded) != 0)
+        // Not 0: the load has overwritten what the slot had, so no word of an older version is
+        // true.
         slot.sequence(buffer).store(kTorn, std::memory_order_relaxed);
     }
   }

@@ -11,6 +11,7 @@
 namespace tessera {
 namespace {
 
+// Exactly equal: a number that is off by one bit makes another update.
 bool SameNumbers(const std::vector<HyperParameters>& a, const std::vector<HyperParameters>& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -36,6 +37,7 @@ absl::Status EarlyUpdates::Announce(const Op& op) {
   absl::StatusOr<std::vector<HyperParameters>> groups =
       GroupsOf(op, *options.control, *options.config);
   RETURN_IF_ERROR(Annotate(groups.status(), absl::StrCat("rank ", options.rank.value())));
+  // For the updates of this step. Without an announcement the last step's numbers are assumed.
   assumed_groups_ = *std::move(groups);
   return absl::OkStatus();
 }
@@ -43,6 +45,8 @@ absl::Status EarlyUpdates::Announce(const Op& op) {
 // Made on the engine's thread: the stream runs it later, when the order may have moved on.
 EarlyUpdates::Assumed EarlyUpdates::Plan(int unit) const {
   const int first = context_.MemoryOf(unit).first_parameter;
+  // As far as this rank's trainer knows. If another rank touches more, the decision's count
+  // differs.
   const std::byte* touched = context_.Touched() + first;
   std::vector<int64_t> updates(context_.UnitOf(unit).flat.parameters().size());
   for (size_t p = 0; p < updates.size(); ++p) {
@@ -58,7 +62,9 @@ void EarlyUpdates::Update(int unit, Assumed assumed, int64_t number) {
   const RankEngineOptions& options = context_.options;
   // Whatever was updated early for this unit is void while its shard is written again.
   made_[unit].updates.clear();
+  // The reduction before it on the stream may have failed, and its gradient is none.
   if (!context_.interrupt.stream_status().ok()) return;
+  // Read on the stream: the step changes only while the stream is idle.
   const int64_t next = context_.order.step() + 1;
   // It would be a guess that holds the stream up: the step does it, once nobody reads there.
   if (!TryBeginWriting(&context_.record().hold, next)) return;
@@ -73,6 +79,7 @@ void EarlyUpdates::Update(int unit, Assumed assumed, int64_t number) {
   if (!options.stream_kernels->Finish().ok()) return;  // The step meets it, too.
   // A kill here leaves version v as it was, and v+1 is not valid before the decision.
   (void)FaultPoint("update.in-backward");
+  // The engine's thread reads it once the stream was awaited.
   made_[unit] = std::move(assumed);
   options.recorder->Done(number);
 }
@@ -83,6 +90,7 @@ std::vector<bool> EarlyUpdates::MadeBy(const OptimizerStep& step) const {
   std::vector<bool> early(made_.size(), false);
   bool all = true;
   for (size_t unit = 0; unit < early.size(); ++unit) {
+    // Empty in an executor that has just started: its predecessor's guesses died with it.
     const std::vector<int64_t>& updates = made_[unit].updates;
     const int first = context_.MemoryOf(unit).first_parameter;
     // All assumptions must have come true, or the bits would not be those of the step.

@@ -25,6 +25,8 @@ bool EpochInterrupt::Leave() {
     // An executor that was stopped, or whose stream failed, has an error to report and may not
     // leave.
     if (!stop_reason_.ok() || !stream_status_.ok()) return false;
+    // Under the lock of the look above: a Stop that comes meanwhile finds a reason, and changes
+    // nothing.
     stop_reason_ = absl::AbortedError("the executor left");
     left_.store(true);
   }
@@ -43,6 +45,7 @@ void EpochInterrupt::StreamFailed(const absl::Status& error) {
 
 void EpochInterrupt::Raise() {
   raised_.store(1, std::memory_order_release);
+  // A wake-up may be missed by a wait that is just beginning: it looks again after a slice.
   WakeAll(submitted_->value);
 }
 

@@ -9,6 +9,7 @@
 namespace tessera {
 namespace {
 
+// One bit for each StateArray: a load sets or keeps all of them, so nothing is left to stage.
 constexpr uint32_t kAllArrays = 7;
 
 // Want of memory is this rank's own error, for the ranks to agree on. Any other ends the epoch.
@@ -49,9 +50,11 @@ absl::Status FileOperations::Save() {
   const int64_t number = options.recorder->Enqueued(
       context_.order.StepUnderWay(), context_.order.sequence(), OpKind::kSave, -1, 0);
   RETURN_IF_ERROR(reductions_.Await());
+  // In the order, since saving is collective: a rank whose trainer does not save is named.
   RETURN_IF_ERROR(context_.order.Issue(OpKind::kSave, -1, 0, options.config->compute_dtype));
   options.recorder->Started(number);
   absl::StatusOr<std::string> reply =
+      // All ranks lack them alike, so the error counts as agreed and ends no epoch.
       AsAgreed(absl::FailedPreconditionError("not saved: the job has no initial values yet"));
   if (context_.initialized()) {
     const int64_t step = context_.order.step();
@@ -86,6 +89,7 @@ absl::Status FileOperations::Load() {
   RETURN_IF_ERROR(reductions_.Await());
   RETURN_IF_ERROR(context_.order.Issue(OpKind::kLoad, -1, 0, DType::kFp32));
   options.recorder->Started(number);
+  // What backward has written into the next version is overwritten by the load.
   early_.ForgetAll();
   versions_.ForgetStaged();
   const int64_t version = first ? 0 : context_.order.step() + 1;
@@ -106,6 +110,8 @@ absl::Status FileOperations::Load() {
   target.Finish();
   if (!reply.ok() && !IsAgreed(reply.status())) return reply.status();
   RETURN_IF_ERROR(context_.interrupt.Check());
+  // Known even if EndWrite fails: the epoch ends then, and the next one begins by publishing
+  // again.
   versions_.SetPublishedAhead(target.has_published() && !first ? version : -1);
   if (reply.ok()) RETURN_IF_ERROR(versions_.next().EndWrite(version));
   context_.trainer.Reply(reply.ok() ? *reply : "");
@@ -115,6 +121,7 @@ absl::Status FileOperations::Load() {
 absl::Status FileOperations::FinishLoad(int64_t number, bool first, const LoadTarget& target,
                                         const LoadedState& state, const absl::Status& outcome) {
   const int64_t version = first ? 0 : context_.order.step() + 1;
+  // Only once all ranks have loaded: buffers of a load that failed must not be staged.
   if (outcome.ok()) {
     for (const auto& [buffer, bytes] : state.buffers)
       context_.options.buffers->Load(version, buffer, bytes);

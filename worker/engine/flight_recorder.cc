@@ -20,6 +20,7 @@ int64_t FlightRecorder::Enqueued(int64_t step, int64_t sequence, OpKind kind, in
 
 void FlightRecorder::StepEnded(double gradient_norm) {
   const int64_t now_ns = MonotonicNanos();
+  // Not of the first step: what came before it is no step's time.
   if (step_ended_ns_ != 0) CountStep(&ring_->totals, now_ns - step_ended_ns_, gradient_norm);
   step_ended_ns_ = now_ns;
 }

@@ -35,6 +35,7 @@ absl::Status GradientEvents::Await(uint32_t index, absl::Time deadline,
   for (int asked = 0;; ++asked) {
     ASSIGN_OR_RETURN(const bool reached, event->Query());
     if (reached) return absl::OkStatus();
+    // An event of a trainer's GPU wakes nobody here, so the end of the epoch is looked for, too.
     if (stop()) return absl::AbortedError("the epoch ends");
     if (SteadyNow() >= deadline)
       return absl::DeadlineExceededError("the trainer's GPU has not come there in time");

@@ -9,6 +9,7 @@ namespace tessera {
 namespace {
 
 // Added to the norm before dividing.
+// As torch.nn.utils.clip_grad_norm_ has it.
 constexpr double kClipEpsilon = 1e-6;
 
 }  // namespace

@@ -40,11 +40,13 @@ absl::Status GradientReductions::Reduce(const Op& op) {
     return absl::InvalidArgumentError(absl::StrCat(
         "unit '", context_.UnitName(unit), "': gradient on a device, and the rank has none"));
   }
+  // Refused before it is issued: no other rank has heard of it then.
   RETURN_IF_ERROR(context_.Transit(unit, UnitEvent::kReduce));
   const int64_t numel =
       CountIn(reduced_parts_[unit], {0, context_.UnitOf(unit).shards.padded_numel()});
   RETURN_IF_ERROR(context_.order.Issue(OpKind::kReduce, unit, numel, dtype));
   // The second reduction of a unit in one step is added to the first.
+  // Decided here and captured: `reduced_` is the engine's thread's, not the stream's.
   const bool accumulate = reduced_[unit];
   reduced_[unit] = true;
   // The sequence of the operation just issued.
@@ -71,6 +73,7 @@ void GradientReductions::ReduceOnStream(const Op& op, DType dtype, bool accumula
   const RankEngineOptions& options = context_.options;
   const int unit = op.unit;
   // After an error the stream only drains. The communicator is broken already.
+  // The slot is not released: the trainer learns of the error by the end of the epoch.
   if (!context_.interrupt.stream_status().ok()) return;
   options.recorder->Started(number);
   (void)FaultPoint("reduce.started");
@@ -91,6 +94,7 @@ void GradientReductions::ReduceOnStream(const Op& op, DType dtype, bool accumula
 absl::Status GradientReductions::AwaitGradient(const Op& op, DType dtype) {
   if (op.gradient_on_device == 0) return BringToDevice(op.unit, dtype);
   if (op.array == 0) return absl::OkStatus();
+  // The patience of a collective: the peers wait for this reduction.
   return context_.options.gradient_events->Await(
       op.array - 1, SteadyNow() + context_.options.config->collective_timeout,
       [this] { return context_.interrupt.is_raised(); });
@@ -123,6 +127,8 @@ absl::Status GradientReductions::ReduceMapped(int unit, DType dtype, bool accumu
   for (const std::byte* gradients : options.gradients_by_rank)
     // Ranks of other hosts have no address here. The communicator never reads theirs.
     sends.push_back(gradients == nullptr ? nullptr : gradients + offset);
+  // The mean of the ranks. Divisors and weights are known at the step only, and come with its
+  // scale.
   return options.communicator->ReduceScatterMapped(
       sends, slices_[unit], reduced_parts_[unit], dtype, 1.0 / options.config->world_size,
       accumulate, {Gradient(unit), context_.FullDTypeOf(unit)}, &stats_[unit]);
@@ -138,6 +144,7 @@ absl::Status GradientReductions::FakeReduction(int unit) {
 absl::Status GradientReductions::KeepLowPrecision(int unit, DType dtype) {
   const RankEngineOptions& options = context_.options;
   if (!options.config->keep_low_precision_gradients || !IsHalf(dtype)) return absl::OkStatus();
+  // Here, not when the trainer reads it: the norm and the update must be of the rounded values.
   options.stream_kernels->RoundToHalf(dtype, ReducedValues(unit));
   return MeasureReduced(unit, options.stream_kernels);  // Rounding may have made infinities.
 }
@@ -174,6 +181,7 @@ absl::Status GradientReductions::SetFromSlot(int unit) {
   }
   RETURN_IF_ERROR(MeasureReduced(unit, kernels));
   reduced_[unit] = true;
+  // An early update was made of the gradient that this one replaces.
   early_.Forget(unit);
   return absl::OkStatus();
 }
@@ -209,6 +217,7 @@ absl::StatusOr<double> GradientReductions::NormPart(double p) {
       continue;
     const std::byte* gradient = options.state + options.memory->ReducedGradientOffsetBytes() +
                                 segment.state_begin_elements * SizeBytes(segment.dtype);
+    // By parameter, not by unit: the sum's order is part of the result's bits (docs/adr/0037).
     options.kernels->AddToNormPart(ConstValues(gradient, segment.numel, segment.dtype), p);
   }
   return options.kernels->TakeNormPart();

@@ -67,9 +67,11 @@ void UpdateCounts::Set(int64_t step, const std::vector<int64_t>& counts) const {
 std::array<uint64_t, 2> IdOf(GroupPage* group) {
   // The first word says that the second is valid: a process that died in between told nobody.
   if (group->id[0].load(std::memory_order_acquire) == 0) {
+    // Only the executor of rank 0 asks, so no two processes choose at once (prior_attempt.cc).
     std::random_device random;
     const auto word = [&random] { return (uint64_t{random()} << 32) | random(); };
     group->id[1].store(word(), kRelaxed);
+    // Never 0, which says that nothing was chosen.
     group->id[0].store(word() | 1, std::memory_order_release);
   }
   return {group->id[0].load(kRelaxed), group->id[1].load(kRelaxed)};
@@ -88,6 +90,8 @@ TrainingProgress LoadProgress(const GroupPage& group, const UpdateCounts& counts
 
 void RecordInitialProgress(GroupPage* group, const UpdateCounts& counts,
                            const TrainingProgress& progress) {
+  // Nothing publishes these by itself: readers acquire `initialized`, which is stored after a
+  // barrier.
   counts.Set(0, progress.update_counts);
   group->decisions[0].trained_step.store(progress.step, std::memory_order_relaxed);
   StoreGroups(progress.groups, &group->decisions[0]);
@@ -97,6 +101,8 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
                     const std::vector<bool>& touched) {
   // Acquire: a rank that finds it decided sees all of the numbers.
   if (group->decided_step.load(std::memory_order_acquire) >= step) return;
+  // From here on the slot of step - 2 is overwritten. A kill before the exchange below leaves the
+  // step undecided on this host: the next attempt overwrites the slot again.
   if (numbers.loaded.has_value()) {
     counts.Set(step, numbers.loaded->update_counts);
   } else {
@@ -111,6 +117,7 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
   // Of the step before. Its slot is not written until the step after this one.
   const Decision& before_it = group->decisions[(step + 1) % 2];
   const bool counts_as_write = numbers.is_write && !numbers.is_trainers_step;
+  // A put is no trainer's write: `writes` is what Session::num_writes tells them.
   const bool is_trainers_write = counts_as_write && numbers.put == 0;
   decision.writes.store(before_it.writes.load(kRelaxed) + (is_trainers_write ? 1 : 0), kRelaxed);
   decision.trained_step.store(numbers.loaded.has_value() ? numbers.loaded->step
@@ -118,6 +125,8 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
                                                                (counts_as_write ? 0 : 1),
                               kRelaxed);
   if (numbers.groups.empty()) {
+    // A write has no hyper-parameters of its own, and the page does not know how many groups there
+    // are.
     StoreGroups(LoadGroups(before_it, kMaxParamGroups), &decision);
   } else {
     StoreGroups(numbers.groups, &decision);
@@ -210,6 +219,7 @@ absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step, i
   }
   Decision decision;
   size_t at = kDecisionWord;
+  // Into a decision of its own: nothing reaches the page before all of it was checked.
   ForEachField(decision, num_groups, [&](auto& field) { StoreWord(words[at++], &field); });
   const double scale = decision.gradient_scale.load(kRelaxed);
   // Not a number is refused too.
@@ -218,6 +228,7 @@ absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step, i
     return absl::DataLossError("the received values have numbers that no step has");
   }
   if (!IsInitialized(words)) return absl::OkStatus();  // There are no groups yet.
+  // They end up in each rank's update, as those of a trainer's step do.
   const std::vector<HyperParameters> groups = LoadGroups(decision, num_groups);
   for (int i = 0; i < num_groups; ++i) {
     const absl::Status valid = ValidateHyperParameters(groups[i], i);
@@ -267,6 +278,7 @@ std::optional<DecidedPut> FindPut(const GroupPage& group, uint64_t put) {
     if (group.decided_step.load(kRelaxed) != decided) continue;  // The fields may be newer.
     if (is_last) return last;
     if (group.put.load(std::memory_order_acquire) != put) return std::nullopt;
+    // Stored before `put`, which the acquire above has seen.
     return DecidedPut{group.put_step.load(kRelaxed), group.put_trained_step.load(kRelaxed)};
   }
 }
@@ -275,6 +287,8 @@ void PublishApplied(GroupPage* group, int rank, int64_t step) {
   RankRecord& record = group->ranks[rank];
   // Before the version word, on which peers wait.
   record.applied_step.store(step, std::memory_order_release);
+  // A kill between the two leaves a whole shard that does not count as published: the successor
+  // publishes it again (StateVersions::PublishIfNot).
   Publish(&record.applied_version, static_cast<uint32_t>(step));
 }
 

@@ -24,6 +24,7 @@ void LoadTarget::Set(StateArray array, const ShardSegment& segment, int64_t begi
   if (to != values.data()) StreamingCopy(to, values.data(), size_bytes);
   if (!options_.publishes || array != StateArray::kParameter) return;
   // Once, before the first published byte: a successor then publishes again.
+  // The first values need no such word: nobody unshards before there are any.
   if (!has_published_ && !options_.first) UnpublishApplied(options_.group, options_.local_index);
   has_published_ = true;
   Publish(segment, begin_elements, values);

@@ -27,6 +27,7 @@ absl::Status OperationOrder::Issue(OpKind kind, int unit, int64_t count_elements
     RETURN_IF_ERROR(
         gate_.AwaitRelease(entry, {StepUnderWay(), tracker_.pass(), tracker_.sequence()}));
   }
+  // An operation whose release does not come was issued by no rank.
   tracker_.Issued(entry);
   // From here on no other process could continue the step in this rank's place.
   if (kind == OpKind::kUnshard || kind == OpKind::kReduce)
@@ -46,10 +47,12 @@ void OperationOrder::CommitInitialValues() {
 }
 
 uint64_t OperationOrder::CommitStep(int64_t next) {
+  // Before the tracker starts over.
   const uint64_t hash = tracker_.hash();
   tracker_.StepCommitted();
   step_ = next;
   PublishProgress();
+  // Before the step shows: a trainer that sees it committed may leave at once, with nothing begun.
   control_.within_step.store(0, std::memory_order_relaxed);
   PublishCommitted(next);
   return hash;

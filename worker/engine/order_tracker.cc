@@ -59,6 +59,7 @@ bool OrderTracker::ForwardEnded() {
                        std::equal(at(begin), at(end), at(forward_begin_));
   forward_begin_ = begin;
   forward_end_ = end;
+  // In evaluation each forward ends a pass: the record is then of one forward.
   return pass_ > 0 || repeats;
 }
 

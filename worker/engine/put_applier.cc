@@ -32,6 +32,7 @@ int FirstWithoutIt(const std::vector<PutVote>& votes) {
 // What each rank says, whichever of them is heard.
 std::string WhyVoid(const std::vector<PutVote>& votes, int without, Rank own,
                     const absl::Status& staged) {
+  // Votes have numbers only. Another rank's text is not known here.
   if (const int64_t missing = votes[without].missing_bytes; missing > 0) {
     return absl::StrCat("rank ", without, ": no memory of the host for ", missing,
                         " bytes of the state");
@@ -60,6 +61,7 @@ absl::Status PutApplier::Stage(int64_t next, std::optional<TrainingProgress>* lo
     for (const auto& [parameter, count] : counts) (*loaded)->update_counts[parameter] = count;
   }
   AddressableState& state = versions_.next();
+  // It may fail for want of memory on this rank alone, which the second vote tells all.
   RETURN_IF_ERROR(state.Reserve());
   RETURN_IF_ERROR(state.BeginWrite(next, arrays));
   // The version to be, which nobody reads before the decision.
@@ -114,6 +116,7 @@ absl::Status PutApplier::Apply(uint64_t offered, uint64_t agreed) {
     options.buffers->DropLoaded();
     return absl::OkStatus();
   }
+  // A death up to here leaves no trace: the worker gives the put to the next executor.
   numbers.put = offered;
   RETURN_IF_ERROR(Decide(next, std::move(numbers)));
   options.recorder->Done(number);
@@ -126,7 +129,9 @@ absl::Status PutApplier::Decide(int64_t next, StepNumbers numbers) {
   // No parameter counts an update.
   RecordDecision(options.group, options.updates, next, numbers,
                  std::vector<bool>(options.memory->num_parameters(), false));
+  // From here on a successor redoes it from the staged version, without the put's file.
   RETURN_IF_ERROR(FaultPoint("put.after-decision"));
+  // A put comes right after a step, before any trainer's step returns: all windows are closed.
   gathers_.ParametersChange(/*windows_are_closed=*/true);
   RETURN_IF_ERROR(versions_.Apply(next));
   context_.order.CommitWrite(next);

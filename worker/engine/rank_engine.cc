@@ -42,6 +42,7 @@ absl::Status TrainersError(const Op& op, const ControlPage& control) {
 
 RankEngine::RankEngine(Options options)
     : context_(std::move(options)),
+      // Parts that others point to are made first, and destroyed last.
       early_(&context_),
       reductions_(&context_, &early_),
       gathers_(&context_, &reductions_),
@@ -62,10 +63,12 @@ absl::Status RankEngine::Start(Step resume_step) {
   RETURN_IF_ERROR(versions_.Reach(resume_step));
   RETURN_IF_ERROR(versions_.PublishIfNot(resume_step.value()));
   options.buffers->DropLoaded();  // Of a load or put that nobody decided.
+  // What the trainer reads without asking is reset before it sees the new epoch.
   gathers_.Start();
   control->result.count.store(0);
   // Operations of older epochs are void, from any trainer.
   control->consumed.store(control->submitted.value.load());
+  // From the group's word: the trainer can write to its control page.
   control->initialized.store(options.group->initialized.load(std::memory_order_acquire));
   context_.order.Start(resume_step.value());
   control->progress_kind.store(0);
@@ -83,6 +86,7 @@ void RankEngine::Stop(const absl::Status& reason) {
 
 void RankEngine::AbortCommunicators(const absl::Status& reason) {
   const RankEngineOptions& options = context_.options;
+  // All rows: the engine's thread and the stream may each wait in another one.
   for (Communicator* communicator : {options.communicator, options.gatherer, options.host})
     communicator->Abort(reason);
 }
@@ -100,9 +104,11 @@ absl::Status RankEngine::Run() {
   ControlPage* control = options.control;
   absl::Status status;
   while (status.ok()) {
+    // In each round, since a wait for operations ends when the interrupt is raised.
     status = context_.interrupt.Check();
     if (!status.ok()) break;
     const uint32_t submitted = control->submitted.value.load(std::memory_order_acquire);
+    // Relaxed: only this thread advances it.
     const uint32_t consumed = control->consumed.load(std::memory_order_relaxed);
     if (submitted == consumed) {
       const int64_t from_ns = MonotonicNanos();
@@ -115,6 +121,7 @@ absl::Status RankEngine::Run() {
     // One of an older epoch is consumed and has no effect.
     if (op.epoch == options.epoch.value()) status = Execute(op);
     control->progress_kind.store(0, std::memory_order_relaxed);
+    // Release: a trainer that sees the operation consumed sees its piece of a reply.
     control->consumed.store(consumed + 1, std::memory_order_release);
     // Nothing else wakes this one: a trainer that waits for room, or for these to be through. It
     // may have filled the ring while the operation ran.
@@ -137,8 +144,11 @@ absl::Status RankEngine::End(absl::Status status) {
   options.gatherer->Abort(status);
   context_.interrupt.Raise();  // A reduction may wait for the trainer's GPU.
   options.post_backward->Synchronize();
+  // Kernels write to memory that the next executor uses: none may be under way once the rank is
+  // quiet.
   const absl::Status device = options.kernels->Finish();
   if (!device.ok() && !trainer_failed_) {
+    // The device is the cause, whatever the wait returned (docs/adr/0040).
     // As where the executor dies, which it will: the next one has a device that works.
     status =
         absl::AbortedError(absl::StrCat("rank ", options.rank.value(), ": ", device.message()));
@@ -147,6 +157,8 @@ absl::Status RankEngine::End(absl::Status status) {
     status = context_.interrupt.AwaitReason(status);
   }
   // A deadline ends the epoch, not the training: for the trainer it is a step to try again.
+  // Once the stream and the device are quiet: from here on the trainer may write to what they
+  // read.
   PublishFailure(options.control, options.epoch.value(),
                  absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status)
                      ? absl::AbortedError(status.message())
@@ -231,6 +243,7 @@ absl::Status RankEngine::Execute(const Op& op) {
       context_.options.buffers->Restore(context_.order.step());
       return absl::OkStatus();
     case OpKind::kFail:
+      // The others' trainers get its code as well (docs/architecture/failure.md).
       trainer_failed_ = true;
       return TrainersError(op, *control);
     case OpKind::kUpdate:
@@ -242,6 +255,7 @@ absl::Status RankEngine::Execute(const Op& op) {
 }
 
 absl::Status RankEngine::DropGradients(int unit) {
+  // A reduction that is still on the stream would set again what is forgotten here.
   RETURN_IF_ERROR(reductions_.Await());
   if (unit < 0) {
     reductions_.ForgetAll();

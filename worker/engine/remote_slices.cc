@@ -53,7 +53,10 @@ absl::Status RemoteSlices::Gather(int unit, int64_t step) {
   const UnitParameters& parameters = (*options_.parameters)[unit];
   const int64_t slice_bytes = layout.shards.shard_numel() * SizeBytes(placed.compute_dtype);
   std::byte* own = parameters.unsharded + options_.rank.value() * slice_bytes;
+  // Before it succeeds: an error ends the epoch, and this object with it.
   gathered_[unit] = step;
+  // A unit in a slot has its own slice elsewhere, where it stays while other units are in the
+  // slot.
   if (own != parameters.own_slice) {
     options_.kernels->Copy(own, parameters.own_slice, slice_bytes);
     RETURN_IF_ERROR(options_.kernels->Finish());
@@ -101,10 +104,12 @@ absl::Status RemoteSlices::Refresh(int unit, int64_t step) {
 }
 
 void RemoteSlices::GiveBack(std::byte* base, int64_t slice_bytes) {
+  // A GPU's pages are not given back: a slot is filled again instead (docs/adr/0039).
   if (!options_.gives_memory_back) return;
   const RankTopology& topology = *options_.topology;
   const int host = topology.HostOf(options_.rank.value());
   const int64_t begin = topology.FirstRank(host), end = begin + topology.NumRanks(host);
+  // Of other hosts' slices alone: this host's are what its ranks publish in.
   DiscardPages(base, begin * slice_bytes);
   DiscardPages(base + end * slice_bytes, (topology.world_size() - end) * slice_bytes);
 }
@@ -121,6 +126,7 @@ void RemoteSlices::StepTaken() {
     const int64_t numel = options_.layout->units[unit].shards.shard_numel();
     const UnitParameters& parameters = (*options_.parameters)[unit];
     GiveBack(parameters.unsharded, numel * SizeBytes(placed.compute_dtype));
+    // Windows in full precision were kept until the step was taken (docs/adr/0016).
     GiveBack(parameters.full, numel * SizeBytes(placed.full_dtype));
   }
 }

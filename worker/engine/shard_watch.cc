@@ -33,6 +33,7 @@ uint64_t ShardWatch::Sum(int unit, int64_t step) const {
 void ShardWatch::Written(int64_t step) {
   const int interval = config_->shard_check_interval_steps;
   if (interval == 0 || step % interval != 0) return;
+  // In the executor's own memory: a flip in the keeper's cannot change both alike.
   sums_.resize(memory_->units().size());
   for (size_t unit = 0; unit < sums_.size(); ++unit)
     sums_[unit] = Sum(static_cast<int>(unit), step);
@@ -47,6 +48,7 @@ int ShardWatch::FindChanged(int64_t step) const {
   if (step != watched_step_) return -1;
   for (size_t unit = 0; unit < sums_.size(); ++unit) {
     if (Sum(static_cast<int>(unit), step) == sums_[unit]) continue;
+    // Kept before the vote: a successor of an executor that dies now has no sums to find it by.
     found_->store(WordOf(step, static_cast<int>(unit)));
     return static_cast<int>(unit);
   }

@@ -99,6 +99,7 @@ ShardedOptimizer::Published ShardedOptimizer::PublishedAt(const ShardSegment& se
 }
 
 void ShardedOptimizer::PublishFullPrecision(int unit, int64_t step) {
+  // Shared by the ranks of this host: each writes its own slice, and a collective follows.
   std::byte* full = parameters_[unit].full;
   for (const ShardSegment& segment : segments_) {
     if (segment.unit != unit) continue;
@@ -113,6 +114,7 @@ bool ShardedOptimizer::Continues(const ShardSegment& a, const ShardSegment& b,
   return a.unit == b.unit && a.group == b.group && a.requires_grad == b.requires_grad &&
          a.state_begin_elements + a.numel == b.state_begin_elements &&
          a.unit_begin_elements + a.numel == b.unit_begin_elements &&
+         // Their bias corrections differ where these do.
          step.updates[a.job_parameter] == step.updates[b.job_parameter];
 }
 
@@ -161,10 +163,12 @@ void ShardedOptimizer::CopyVersion(StateArray array, const ShardSegment& segment
 void ShardedOptimizer::CarryMomentsOver(const ShardSegment& segment, int64_t step,
                                         RankKernels* kernels) {
   if (!segment.requires_grad) return;
+  // A frozen parameter has no update, so nothing reads its moments.
   for (const StateArray moment : Moments()) CopyVersion(moment, segment, step, kernels);
 }
 
 void ShardedOptimizer::PublishValues(const ShardSegment& segment, const std::byte* values) {
+  // In the compute dtype, at an address that never changes: trainers map it (docs/adr/0006).
   const auto [full, half] = PublishedAt(segment);
   if (full != nullptr) {
     kernels_->Copy(full, values, SizeBytesOf(segment));
@@ -196,6 +200,7 @@ void ShardedOptimizer::BeginInitial() {
   for (const ShardSegment& segment : segments_) {
     for (const StateArray array :
          {StateArray::kParameter, StateArray::kFirstMoment, StateArray::kSecondMoment})
+      // An attempt that died may have set what this one leaves as it is.
       kernels_->Clear(State(array, 0, segment), SizeBytesOf(segment));
   }
 }
@@ -209,6 +214,7 @@ void ShardedOptimizer::ApplyStaged(int64_t step, bool with_moments, bool is_publ
   for (const ShardSegment& segment : segments_) {
     // Parameters were set, moments were not: the new version has those of the one before.
     if (!with_moments) CarryMomentsOver(segment, step, kernels_);
+    // A load has stored them there on its way (docs/adr/0054).
     if (is_published) continue;
     PublishValues(segment, State(StateArray::kParameter, step % 2, segment));
   }
@@ -228,6 +234,7 @@ void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const Optimizer
 void ShardedOptimizer::UpdateSegment(const ShardSegment& segment, const OptimizerStep& step,
                                      const Published& published, RankKernels* kernels) {
   const int64_t update = step.updates[segment.job_parameter];
+  // Two versions that never meet: whatever dies in between, `from` stays as it is (docs/adr/0003).
   const int from = (step.step - 1) % 2;
   const int to = step.step % 2;
   UpdateArrays arrays;

@@ -67,6 +67,7 @@ absl::Status SlotReads::Exchange(const Op& op) {
   RETURN_IF_ERROR(context_.CheckUnit(unit));
   const bool is_broadcast = op.kind == OpKind::kBroadcast;
   const DType dtype = is_broadcast ? context_.FullDTypeOf(unit) : DType::kFp32;
+  // So many that all ranks' parts fit into one slot.
   const int64_t of_rank = options.memory->ExchangeNumel(options.config->world_size);
   const int64_t numel = is_broadcast ? context_.UnitOf(unit).shards.padded_numel()
                                      : of_rank * options.config->world_size;

@@ -63,6 +63,7 @@ void SlotTable::Forget() {
 uint32_t SlotTable::TakeReadUntil(int unit) {
   // The unit's own readers need no wait: it is still what is in the slot.
   if (!HasSlot(unit) || Of(unit).unit == unit) return 0;
+  // Once: after that wait nobody reads the earlier unit in the slot any more.
   return std::exchange(Of(unit).read_until, 0);
 }
 

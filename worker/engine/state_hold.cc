@@ -12,9 +12,13 @@ constexpr int kMaxTries = 1000;
 // Of `held`.
 bool Blocks(int64_t held, int64_t step) { return held != 0 && held - 1 <= step - 2; }
 
+// Operations on `held` and `writing` that name no order are sequentially consistent: state_hold.h
+// needs one total order of both sides' stores and loads.
 // With the fence a thread that sees any of the data written from here on, and reads the word after
 // a fence of its own, sees `step` there.
 void Announce(StateHold* hold, int64_t step) {
+  // Raised before anything is overwritten, so that a mapped read never takes new bytes for old
+  // ones.
   hold->writing.store(step);
   std::atomic_thread_fence(std::memory_order_release);
 }
@@ -44,6 +48,7 @@ absl::StatusOr<int64_t> HoldNewest(StateHold* hold, const std::atomic<int64_t>& 
 
 absl::Status MoveHold(StateHold* hold, int64_t from, int64_t to) {
   int64_t held = from + 1;
+  // In one exchange: between a release and a new hold the writer could pass both versions.
   if (!hold->held.compare_exchange_strong(held, to + 1)) {
     return absl::AbortedError(absl::StrCat("step ", from, " is held no longer"));
   }
@@ -53,6 +58,7 @@ absl::Status MoveHold(StateHold* hold, int64_t from, int64_t to) {
 
 bool Release(StateHold* hold, int64_t step) {
   int64_t held = step + 1;
+  // It fails only if the writer took the hold away, since there is one reader at a time.
   const bool stood = hold->held.compare_exchange_strong(held, 0);
   if (stood) Bump(&hold->changes);
   return stood;
@@ -77,6 +83,7 @@ absl::StatusOr<WriteBegin> BeginWriting(StateHold* hold, int64_t step, const Abo
     if (SteadyNow() >= deadline) {
       // By exchange: the reader's Release then fails, and so it learns that its copy is void.
       if (hold->held.compare_exchange_strong(held, 0)) return WriteBegin::kBrokeHold;
+      // The reader released or moved it meanwhile: looked at again.
       continue;
     }
     outcome = WriteBegin::kWaited;

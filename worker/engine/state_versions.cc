@@ -25,11 +25,13 @@ StateVersions::StateVersions(EngineContext* context, const EarlyUpdates* early)
     if (image == nullptr) return std::make_unique<InPlaceState>(&context_.optimizer);
     return std::make_unique<ImageState>(image, options.kernels);
   };
+  // Two images: a background save may read one while a load or put fills the other.
   saved_ = access(options.images == nullptr ? nullptr : &options.images->saved);
   next_ = access(options.images == nullptr ? nullptr : &options.images->staged);
 }
 
 absl::Status StateVersions::Reach(Step resume_step) {
+  // Acquire: the version that this rank or its predecessor released with it is visible.
   const int64_t applied = context_.record().applied_step.load(std::memory_order_acquire);
   const int64_t decided = context_.options.group->decided_step.load(std::memory_order_acquire);
   // The step was decided before the last executor died: repeated from version v, to the same bits.
@@ -49,6 +51,7 @@ absl::Status StateVersions::PublishIfNot(int64_t step) {
   // Published parameters are memory that outlived the last executor.
   if (!options.must_publish && IsPublished(*options.group, context_.LocalIndex()))
     return absl::OkStatus();
+  // A job without values has nothing to publish, and no unit is unsharded before it has.
   if (options.group->initialized.load(std::memory_order_acquire) == 0) return absl::OkStatus();
   context_.optimizer.Publish(step);
   RETURN_IF_ERROR(options.kernels->Finish());
@@ -65,6 +68,7 @@ absl::Status StateVersions::AwaitRoom() {
   const absl::StatusOr<WriteBegin> begin =
       BeginWriting(&context_.record().hold, step + 1, AbortFlag(context_.interrupt.flag()),
                    SteadyNow() + patience);
+  // Only the interrupt ends this wait early, and it has the reason.
   if (!begin.ok()) return context_.interrupt.Check();
   if (*begin == WriteBegin::kBrokeHold) {
     TESSERA_LOG(WARNING, "rank {}: a reader of step {} took longer than {}: its copy is void",
@@ -93,6 +97,8 @@ absl::Status StateVersions::Apply(int64_t step) {
     // Whatever was loaded may hold momentum.
     if (numbers.loaded.has_value()) has_momentum.store(1);
   } else {
+    // Before the update: a kill in between leaves the flag set, which costs a copy and changes no
+    // bit.
     for (const HyperParameters& group : numbers.groups) {
       if (group.momentum != 0) has_momentum.store(1, std::memory_order_relaxed);
     }
@@ -104,6 +110,7 @@ absl::Status StateVersions::Apply(int64_t step) {
   }
   // The version word below says that the shard is whole, so the kernels must have ended.
   RETURN_IF_ERROR(options.kernels->Finish());
+  // Before the version word, so that readers of the version find its buffers.
   options.buffers->Publish(step);
   (void)FaultPoint(numbers.put != 0   ? "put.before-publish"
                    : numbers.is_write ? "write.before-publish"
@@ -114,6 +121,7 @@ absl::Status StateVersions::Apply(int64_t step) {
 }
 
 absl::Status StateVersions::TakeBackPublished() {
+  // Once, and only where this rank has published: others of its host may not have (docs/adr/0054).
   if (std::exchange(published_ahead_, -1) < 0) return absl::OkStatus();
   const RankEngineOptions& options = context_.options;
   const int64_t step = context_.order.step();

@@ -20,6 +20,7 @@ struct WriteVote {
 
 uint64_t HashStaged(const StagedArrays& units, const std::optional<TrainingProgress>& loaded) {
   uint64_t hash = 0;
+  // The added 1 makes zeroes count: a list of them must not have the hash of an empty one.
   for (const uint32_t arrays : units) hash = hash * 31 + arrays + 1;
   if (!loaded.has_value()) return hash;
   for (const int64_t count : loaded->update_counts) hash = hash * 31 + count + 1;
@@ -77,6 +78,7 @@ absl::Status StateWrites::Initialize(int unit) {
     return absl::FailedPreconditionError(absl::StrCat("unit '", context_.UnitName(unit),
                                                       "': the job has its initial values already"));
   }
+  // Into version 0, which counts for nothing before the barrier of FinishInitialize.
   context_.optimizer.Initialize(unit, context_.OwnSlot(unit));
   RETURN_IF_ERROR(context_.options.kernels->Finish());
   context_.trainer.ReleaseSlot(unit);
@@ -98,6 +100,8 @@ absl::Status StateWrites::FinishInitialize() {
   RETURN_IF_ERROR(options.communicator->Barrier());
   RETURN_IF_ERROR(FaultPoint("initialize.after-barrier"));
   options.recorder->Done(number);
+  // If all executors of this host die before the next store, ranks of other hosts say at the next
+  // epoch that there are values (EpochCommunicators::AgreeOnWay).
   options.control->trained_step.store(initial_progress_.step, std::memory_order_relaxed);
   // The group's word outlives the executors; the control page follows it.
   options.group->initialized.store(1, std::memory_order_release);
@@ -140,6 +144,7 @@ absl::Status StateWrites::WriteGradient(int unit) {
   RETURN_IF_ERROR(context_.CheckUnit(unit));
   RETURN_IF_ERROR(reductions_.Await());
   RETURN_IF_ERROR(reductions_.SetFromSlot(unit));
+  // Another trainer could not continue from a gradient that only this one knows of.
   context_.options.control->within_step.store(1, std::memory_order_relaxed);
   context_.trainer.ReleaseSlot(unit);
   return absl::OkStatus();
@@ -162,6 +167,7 @@ absl::Status StateWrites::FinishWrite(const Op& op) {
   // Taken away at once: whatever happens now, the next write starts with nothing.
   const StagedArrays written = versions_.staged();
   versions_.ForgetStaged();
+  // Nobody votes on first values: the barrier of FinishInitialize takes the place of a decision.
   if (!context_.initialized()) return FinishFirstWrite(number, written, loaded);
   RETURN_IF_ERROR(versions_.AwaitRoom());
   // Each version is complete: what was not written is copied from the version before.
@@ -179,6 +185,7 @@ absl::Status StateWrites::FinishFirstWrite(int64_t number, const StagedArrays& w
         "unit '", context_.UnitName(unit), "': write before the job has initial values"));
   }
   context_.options.recorder->Done(number);
+  // Before the barrier, after which each rank may read the others' slices.
   context_.optimizer.PublishInitial();
   RETURN_IF_ERROR(context_.options.kernels->Finish());
   SetInitialProgress(*loaded);
@@ -215,6 +222,7 @@ absl::Status StateWrites::Commit(OpKind kind, int64_t number, const StagedArrays
   // Every rank that completes this sees the same votes.
   RETURN_IF_ERROR(options.communicator->AllGather(&vote, votes.data(), sizeof(vote)));
   RETURN_IF_ERROR(FaultPoint("write.after-vote"));
+  // All ranks see the same votes, so all refuse: nothing was decided, and no epoch ends.
   if (const absl::Status agreed = CheckVotes(votes); !agreed.ok())
     return Refuse(number, put, agreed);
   StepNumbers numbers;
@@ -226,6 +234,7 @@ absl::Status StateWrites::Commit(OpKind kind, int64_t number, const StagedArrays
                  std::vector<bool>(options.memory->num_parameters(), false));
   RETURN_IF_ERROR(FaultPoint("write.after-decision"));
   RETURN_IF_ERROR(Finish(next, written, is_step));
+  // After Finish, which applies what was published ahead.
   versions_.SetPublishedAhead(-1);
   options.recorder->Done(number);
   RETURN_IF_ERROR(puts_.Apply(put, AgreedPut(votes)));
@@ -238,6 +247,7 @@ absl::Status StateWrites::Refuse(int64_t number, uint64_t put, const absl::Statu
   context_.options.recorder->Done(number);
   context_.options.buffers->DropLoaded();
   RETURN_IF_ERROR(TakeBackPublished());
+  // Settles what this rank offered: the next vote offers it again.
   RETURN_IF_ERROR(puts_.Apply(put, 0));
   context_.trainer.PublishResult(why);
   return absl::OkStatus();
@@ -256,6 +266,7 @@ absl::Status StateWrites::Finish(int64_t next, const StagedArrays& written, bool
   // Applied before it is reported: the coordinator may count on the step from then on.
   RETURN_IF_ERROR(versions_.Apply(next));
   if (is_step) {
+    // The trainers' optimizers have used these gradients.
     reductions_.ForgetAll();
     context_.options.gate->ReportStep(Step(next), context_.order.CommitStep(next));
   } else {

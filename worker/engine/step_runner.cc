@@ -15,6 +15,8 @@ StepRunner::StepRunner(const EngineParts& parts)
       gathers_(parts.gathers),
       versions_(parts.versions),
       puts_(parts.puts),
+      // Its finding is kept in the keeper's memory: no later executor takes a step from that
+      // version.
       watch_(context_.options.layout, context_.options.config, context_.options.memory,
              context_.options.state, &context_.record().changed_shard) {}
 
@@ -38,6 +40,7 @@ absl::StatusOr<Tally> StepRunner::CountVotes(const Op& op,
   vote.put = put;
   vote.weight = op.weight;
   vote.numbers_hash = HashNumbers(op, groups, clip);
+  // Read once: it may change during the step, and the result must say what was voted on.
   vote.wanted_save = options.files->wanted_save();
   const int num_parameters = options.memory->num_parameters();
   // One message with everything that ranks must agree on.
@@ -71,6 +74,7 @@ absl::Status StepRunner::Run(const Op& op) {
   const uint64_t put = puts_.Offer();
   const ClipRule clip = {options.config->gradient_norm_p, options.config->max_gradient_norm};
   ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, groups, clip, put));
+  // All ranks count the same ballots: all forget their gradients, and none waits for another.
   if (!tally.status.ok()) {
     ForgetGradients();
     options.recorder->Done(number);
@@ -92,6 +96,7 @@ absl::Status StepRunner::Take(int64_t number, uint64_t put, const Tally& tally,
   const RankEngineOptions& options = context_.options;
   const int64_t next = context_.order.step() + 1;
   // From here on the step completes on every rank, whichever process dies.
+  // In memory that outlives all executors, and before a byte of the new version counts.
   RecordDecision(options.group, options.updates, next, numbers, tally.touched);
   RETURN_IF_ERROR(FaultPoint("step.after-decision"));
   // Before parameters change in place: no window may count as gathered for them.
@@ -100,17 +105,20 @@ absl::Status StepRunner::Take(int64_t number, uint64_t put, const Tally& tally,
   ForgetGradients();
   options.recorder->Done(number);
   options.recorder->StepEnded(tally.gradient_norm);
+  // Before the result: a trainer that has the result finds the committed step in its page.
   const uint64_t order_hash = context_.order.CommitStep(next);
   // PublishResult makes it visible.
   context_.trainer.result().wanted_save = tally.wanted_save;
   if (put == 0) context_.trainer.PublishResult(absl::OkStatus(), tally.gradient_norm);
   // The trainer need not wait for this.
+  // Applied before it is reported: the coordinator may count on it as committed.
   options.gate->ReportStep(Step(next), order_hash);
   // The trainer waits for the put as well: it is a version of its own, between two of its steps.
   if (put != 0) {
     RETURN_IF_ERROR(puts_.Apply(put, tally.put));
     context_.trainer.PublishResult(absl::OkStatus(), tally.gradient_norm);
   }
+  // It waits for the peers' new version, which the trainer need not do before its next forward.
   RETURN_IF_ERROR(gathers_.GatherAhead());
   // After the trainer was told, so that the sums cost it nothing.
   watch_.Written(next);
@@ -137,6 +145,7 @@ absl::Status StepRunner::TallyGradients(const Op& op) {
     return absl::OkStatus();
   }
   // Ranks whose data did not touch a parameter learn that others' did.
+  // Back into the trainer's bytes, from which the vote of the step that follows is made.
   std::byte* touched = context_.Touched();
   for (size_t p = 0; p < tally.touched.size(); ++p) touched[p] = std::byte{tally.touched[p]};
   OpResult& result = context_.trainer.result();

@@ -29,6 +29,7 @@ absl::Status CheckAgreement(const Vote& first, const Vote& vote, int rank,
     return absl::FailedPreconditionError(
         absl::StrCat(step, ": ranks 0 and ", rank, " reduced different units"));
   }
+  // Last: training goes on from a non-finite gradient, but not from the ranks' disagreement.
   if (vote.first_non_finite_unit >= 0) {
     tally->non_finite = true;
     return absl::FailedPreconditionError(
@@ -100,9 +101,12 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
     // The put and the save only if all ranks name the same one.
     tally.put = rank == 0 || votes[rank].put == tally.put ? votes[rank].put : 0;
     if (rank == 0) tally.wanted_save = votes[0].wanted_save;
+    // A rank that does not know of the request, or is still saving, votes 0: a later step takes
+    // it.
     if (votes[rank].wanted_save != tally.wanted_save) tally.wanted_save = 0;
     for (int p = 0; p < num_parameters; ++p) {
       const std::byte bit = ballot[sizeof(Vote) + p / kBits] >> (p % kBits) & std::byte{1};
+      // One rank is enough: its share is in the sum that all ranks apply (docs/adr/0012).
       if (bit != std::byte{0}) tally.touched[p] = true;
     }
     if (tally.status.ok())
@@ -111,6 +115,7 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
     if (votes[rank].first_changed_unit >= 0 && !absl::IsDataLoss(tally.status))
       tally.status = ShardsChanged(votes[rank], rank, layout);
   }
+  // So that no put is applied to a damaged shard.
   if (absl::IsDataLoss(tally.status)) tally.non_finite = false;
   if (!tally.status.ok()) return tally;
   const absl::StatusOr<double> scale = UnclippedScale(votes, divisor);
@@ -142,6 +147,7 @@ absl::StatusOr<std::vector<HyperParameters>> GroupsOf(const Op& op, const Contro
     const HyperParameters& job_numbers = config.groups[i];
     groups.push_back(op.num_groups == 0 ? job_numbers : control.step_groups[i]);
     groups.back().learning_rate *= op.learning_rate_scale;
+    // After the scaling, since the product may be out of range too.
     RETURN_IF_ERROR(ValidateHyperParameters(groups.back(), i));
   }
   return groups;
@@ -168,6 +174,7 @@ uint64_t HashNumbers(const Op& op, const std::vector<HyperParameters>& groups,
     for (int i = 0; i < 8; ++i) hash = (hash ^ (bits >> (8 * i) & 0xff)) * 0x100000001b3;
   };
   mix(op.gradient_divisor);
+  // Each rank has a weight of its own. Only whether there are any must agree.
   mix(op.weight < 0 ? 0 : 1);
   mix(clip.p);
   mix(clip.max_norm);

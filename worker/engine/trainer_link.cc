@@ -25,6 +25,7 @@ absl::Status TrainerLink::Append(const Op& op) {
   return absl::OkStatus();
 }
 
+// Taken, so that what is sent next belongs to the next operation, whatever becomes of this one.
 std::string TrainerLink::TakeRequest() { return std::exchange(request_, std::string()); }
 
 void TrainerLink::Reply(std::string reply) {
@@ -35,6 +36,7 @@ void TrainerLink::Reply(std::string reply) {
 void TrainerLink::SendPiece() {
   const size_t bytes = std::min(kPieceBytes, reply_.size() - reply_offset_);
   memcpy(control_.piece, reply_.data() + reply_offset_, bytes);
+  // Relaxed: the trainer looks once the operation counts as consumed, which is a release.
   control_.piece_bytes.store(bytes, std::memory_order_relaxed);
   reply_offset_ += bytes;
 }

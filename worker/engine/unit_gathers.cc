@@ -61,6 +61,8 @@ absl::Status UnitGathers::Unshard(int unit, bool full_precision) {
   const int64_t number =
       context_.EnqueueRecord(OpKind::kUnshard, unit, remote_.CountGatheredBytes(unit, step));
   RETURN_IF_ERROR(context_.order.Issue(
+      // The dtype is compared as well: full precision on one rank alone would be another
+      // collective.
       OpKind::kUnshard, unit, context_.UnitOf(unit).shards.padded_numel(),
       full_precision ? context_.FullDTypeOf(unit) : context_.MemoryOf(unit).compute_dtype));
   options.recorder->Started(number);
@@ -77,6 +79,7 @@ absl::Status UnitGathers::Unshard(int unit, bool full_precision) {
   // Release: a trainer that acquires the state reads parameters of this step.
   WordsOf(unit).state.store(static_cast<uint32_t>(UnitState::kUnsharded),
                             std::memory_order_release);
+  // After the state: GatherAhead names the next window by this count.
   WordsOf(unit).unsharded.fetch_add(1, std::memory_order_acq_rel);
   // Wakes the trainer first, so that it computes while the next units are gathered.
   Bump(&options.control->events);
@@ -102,13 +105,16 @@ absl::Status UnitGathers::PublishFullPrecision(int unit) {
 
 absl::Status UnitGathers::GatherAhead() {
   const int64_t step = context_.order.step();
+  // The record is the same on all ranks, so all gather the same units ahead, in one order.
   context_.order.UpcomingUnshards(limit_, &upcoming_);
   for (const int unit : upcoming_) {
     UnitWords& words = WordsOf(unit);
+    // Relaxed: only this thread stores it.
     if (words.gathered_for_step.load(std::memory_order_relaxed) == step + 1) continue;
     // Ends here instead of skipping the unit: gathers are collective and need one order on all
     // ranks.
     if (!slots_.MayGatherAhead(unit)) break;
+    // In the loop: a rank that has nothing to gather ahead waits for nobody here.
     RETURN_IF_ERROR(AwaitPeersAt(step));
     RETURN_IF_ERROR(TakeSlot(unit));
     slots_.GatherAhead(unit);
@@ -125,6 +131,7 @@ absl::Status UnitGathers::GatherAhead() {
 }
 
 absl::Status UnitGathers::EndForward() {
+  // All ranks issue the same operations, so they cut the order at the same forward.
   if (!context_.order.ForwardEnded()) return absl::OkStatus();
   RETURN_IF_ERROR(
       context_.order.Issue(OpKind::kEndForward, -1, 0, context_.options.config->compute_dtype));
@@ -136,6 +143,7 @@ void UnitGathers::ParametersChange(bool windows_are_closed) {
   // Before anything is overwritten: the trainer reads these words without the executor.
   for (int unit = 0; unit < context_.num_units(); ++unit)
     WordsOf(unit).gathered_window.store(0, std::memory_order_release);
+  // The trainer's words are 0 by now: nobody reads what a slot was filled with ahead.
   slots_.Forget();
   if (windows_are_closed) remote_.StepTaken();
 }
@@ -160,11 +168,13 @@ absl::Status UnitGathers::TakeSlot(int unit) {
           "unit '", context_.UnitName(unit), "': unshard while unit '", context_.UnitName(other),
           "' is unsharded, which has the same slot of the GPU"));
     }
+    // It was gathered ahead and not asked for: gathered again when it is.
     DropAhead(other);
   }
   // The unit before it in the slot may still be read by the trainer's GPU.
   const uint32_t event = slots_.TakeReadUntil(unit);
   if (event == 0) return absl::OkStatus();
+  // The patience of a collective: the peers' gathers wait for this one.
   const absl::Status read = context_.options.window_events->Await(
       event - 1, SteadyNow() + context_.options.config->collective_timeout,
       [this] { return context_.interrupt.is_raised(); });
@@ -179,6 +189,8 @@ absl::Status UnitGathers::AwaitPeersAt(int64_t step) {
   const absl::Time deadline = SteadyNow() + options.config->collective_timeout;
   const uint32_t version = static_cast<uint32_t>(step);
   const RankTopology& topology = *options.topology;
+  // Only this host's ranks have words in this page. What other hosts publish comes with their
+  // slices.
   const int host = topology.HostOf(options.rank.value());
   for (int peer = topology.FirstRank(host); peer < topology.FirstRank(host + 1); ++peer) {
     WaitWord& word = options.group->ranks[topology.LocalIndex(peer)].applied_version;
@@ -192,6 +204,7 @@ absl::Status UnitGathers::AwaitPeersAt(int64_t step) {
         return absl::DeadlineExceededError(absl::StrCat("rank ", options.rank.value(), ": rank ",
                                                         peer, " has not published step ", step));
       }
+      // However it ended: the loop looks at the version, the interrupt and the deadline again.
       (void)WaitUntil(
           &word, [seen](uint32_t now) { return now != seen; }, AbortFlag(context_.interrupt.flag()),
           deadline);
@@ -235,6 +248,8 @@ absl::Status UnitGathers::Refresh(int64_t step, const std::vector<bool>& written
 Communicator& UnitGathers::Holders(int unit) const {
   const RankEngineOptions& options = context_.options;
   const bool one_host = options.topology->num_hosts() == 1;
+  // Each host has all slices of a hybrid unit, so ranks of other hosts need not join
+  // (docs/adr/0016).
   return one_host || remote_.Spans(unit) ? *options.communicator : *options.host;
 }
 

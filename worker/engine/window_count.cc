@@ -34,6 +34,7 @@ bool CloseWindow(WindowWord* word, uint64_t tag) {
   } while (!word->compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel,
                                         std::memory_order_relaxed));
   // True for the last window of the host alone.
+  // The exchange's acquire puts the discard that follows after what the other ranks read there.
   return seen - 1 == tag;
 }
 

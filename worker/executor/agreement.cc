@@ -96,6 +96,7 @@ std::string TextOf(absl::string_view what, const std::vector<Cause>& causes, siz
 absl::Status JoinOutcomes(absl::string_view what, const std::vector<absl::Status>& by_rank) {
   constexpr size_t kStepBytes = 16, kLeastBytes = 64;
   // In rank order: every rank makes the same text.
+  // Trainers of all ranks are told it, and their users compare.
   const std::vector<Cause> causes = CausesOf(by_rank);
   if (causes.empty()) return absl::OkStatus();
   size_t max_bytes = kMaxCauseBytes;
@@ -115,6 +116,7 @@ absl::Status AgreeOn(absl::string_view what, const absl::Status& own, Communicat
   // A fixed size, so that one all-gather is enough.
   StoreText(WithoutMiddle(own.message(), kMaxCauseBytes - 1), outcome.message, kMaxCauseBytes);
   std::vector<Outcome> all(communicator->size());
+  // Not agreed: a rank that is missing ends the epoch, whatever the others think.
   RETURN_IF_ERROR(communicator->AllGather(&outcome, all.data(), sizeof(Outcome)));
   std::vector<absl::Status> by_rank;
   for (const Outcome& of_rank : all) {

@@ -53,6 +53,7 @@ absl::Status EpochCommunicators::ExchangeWith(int rank, absl::Span<const PeerMes
                                               absl::Span<const PeerMesh::Part> receives) {
   if (files_between_hosts_ == nullptr)
     return absl::FailedPreconditionError("the ranks are on one worker, or in no epoch");
+  // The files' patience: the source may be giving other ranks their shards first.
   return files_between_hosts_->ExchangeWith(rank, sends, receives, TimeoutOf(Row::kFiles));
 }
 
@@ -117,6 +118,7 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
                        direct_ == nullptr ? DirectPlace() : direct_->place()};
   std::vector<OfRank> all(control->size());
   // Every rank sees the same answers, so all choose the same way.
+  // One exchange for all that ranks have to know of each other before the first operation.
   RETURN_IF_ERROR(control->AllGather(&mine, all.data(), sizeof(mine)));
   job_has_values_ =
       std::any_of(all.begin(), all.end(), [](const OfRank& rank) { return rank.has_values != 0; });
@@ -133,6 +135,7 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
                 DescribeShared(*shared, places));
     return Way::kByHost;
   }
+  // All ranks use one way, so the rank that can do least decides.
   const auto least = std::min_element(
       all.begin(), all.end(), [](const OfRank& a, const OfRank& b) { return a.way < b.way; });
   if (least->way == Way::kDirectAndRegistered)
@@ -177,6 +180,7 @@ absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& star
   RETURN_IF_ERROR(RenewKernels());
   // The rows are joined in one order on all ranks: each join waits for the peers'.
   ASSIGN_OR_RETURN(Joined reduce, JoinRow(epoch, Row::kReduce, start));
+  // A row of its own: a background save meets its ranks while training's collectives go on.
   ASSIGN_OR_RETURN(Joined files, JoinRow(epoch, Row::kFiles, start));
   files_ = std::move(files.communicator);
   files_between_hosts_ = files.between_hosts;
@@ -193,6 +197,7 @@ absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& star
     gather_ = std::move(gather.communicator);
     return absl::OkStatus();
   }
+  // In one order on all ranks: the library's joins wait for each other, too.
   ASSIGN_OR_RETURN(reduce_, JoinDirect(std::move(reduce), Row::kReduce, way));
   ASSIGN_OR_RETURN(gather_, JoinDirect(std::move(gather), Row::kGather, way));
   return absl::OkStatus();

@@ -20,6 +20,7 @@ absl::StatusOr<std::unique_ptr<EpochMeshes>> EpochMeshes::Listen(const RankTopol
     options.rank = static_cast<int>(rank.value());
     options.group_size = topology.world_size();
     options.peers = MeshPeers(topology, options.rank);
+    // In the greeting: a peer of an earlier epoch, which still dials, is turned away.
     options.epoch = static_cast<uint32_t>(epoch.value());
     options.listen_host = data_host;
     ASSIGN_OR_RETURN(mesh, PeerMesh::Listen(std::move(options)));

@@ -69,6 +69,7 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
     request->mutable_spec()->set_is_model(true);
     return absl::InvalidArgumentError("the trainer's request is malformed");
   }
+  // Of a requested save the trainer decides nothing: path and options are the coordinator's.
   RETURN_IF_ERROR(tracker_.Fill(request));
   // Plain before it is compared or reported: ranks must mean the same folder.
   if (request->refusal().empty()) {
@@ -98,6 +99,7 @@ absl::StatusOr<PriorAttempt> ExecutorFiles::Prepare(const v1::SaveRequest& reque
   if (!fake.empty())  // All ranks have this config, so all refuse.
     return AsAgreed(absl::FailedPreconditionError(
         absl::StrCat("not saved: the job's collectives are fake (", fake, ")")));
+  // First: a rank whose request is refused has nothing to compare.
   RETURN_IF_ERROR(AgreeOn("request", own, communicator_));
   RETURN_IF_ERROR(CompareRequests(request, communicator_));
   return FindPriorAttempt(request, memory_, communicator_);
@@ -112,6 +114,7 @@ absl::StatusOr<std::string> ExecutorFiles::Save(const std::string& request_bytes
   // Every rank counts every request, refused ones too, so that the ranks' numbers agree.
   tracker_.Next();
   const absl::Status checked = CheckRequest(request_bytes, &request);
+  // Errors of this rank go in there: all ranks have to come to the agreement.
   const absl::StatusOr<PriorAttempt> prior = Prepare(request, checked.ok() ? own : checked);
   if (!prior.ok()) {
     tracker_.End(request, step, prior.status(), {});
@@ -122,6 +125,7 @@ absl::StatusOr<std::string> ExecutorFiles::Save(const std::string& request_bytes
     tracker_.End(request, prior->step, absl::OkStatus(), prior->reply);
     return prior->reply.SerializeAsString();
   }
+  // After the agreement: a save that no rank begins is not reported as begun.
   Begin(request, state.progress);
   if (!request.spec().is_model() && !request.spec().in_foreground()) {
     RETURN_IF_ERROR(BeginInBackground(request, prior->request, state));
@@ -129,6 +133,7 @@ absl::StatusOr<std::string> ExecutorFiles::Save(const std::string& request_bytes
   }
   v1::SaveReply reply;
   const absl::Status outcome = SaveNow(request, prior->request, state, &reply);
+  // Also of one that failed: the coordinator must not wait for its end.
   tracker_.End(request, step, outcome, reply);
   RETURN_IF_ERROR(outcome);
   return reply.SerializeAsString();

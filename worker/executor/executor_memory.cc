@@ -77,6 +77,7 @@ absl::Status MapHostRegions(const Packet& packet, ExecutorMemory* memory) {
       map(kGroup, ChannelOffsetBytes(memory->plan, memory->num_local_ranks()) + 1, "group"));
   ASSIGN_OR_RETURN(memory->control, map(kControl, sizeof(ControlPage), "control"));
   ASSIGN_OR_RETURN(memory->flight, map(kFlight, sizeof(FlightRing), "flight"));
+  // Before any other word of a page is used: another build may have laid it out otherwise.
   RETURN_IF_ERROR(CheckPage("the ranks' page", memory->group_page()->version, kGroupPageVersion));
   RETURN_IF_ERROR(
       CheckPage("the control page", memory->control_page()->version, kControlPageVersion));
@@ -89,6 +90,7 @@ absl::Status MapDeviceRegions(const Packet& packet, ParameterPlan parameters,
                               ExecutorMemory* memory) {
   const JobMemory& plan = memory->plan;
   RankDevice& device = *memory->device;
+  // The caller has checked that there are as many descriptors as this arithmetic needs.
   const size_t first_slot = packet.fds.size() - parameters.num_slots();
   ASSIGN_OR_RETURN(memory->parameters,
                    MappedParameters::Map(std::move(parameters), memory->layout, plan, memory->rank,
@@ -175,6 +177,7 @@ absl::Status TakeHostMemory(const Packet& packet, const ExecutorMemory& memory) 
   }
   // Epochs have begun here: the memory holds a state, whatever is missing of it.
   if (status.ok() || memory.group_page()->has_begun.load() != 0) return status;
+  // Another job may need it while this one waits for room.
   for (const RegionPart& part : parts) GiveMemoryBack(part.fd, part.offset_bytes, part.size_bytes);
   return status;
 }
@@ -222,6 +225,7 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   memory.rank = Rank(setup.rank());
   ASSIGN_OR_RETURN(const ModelSpec model, DecodeModel(setup.job().model()));
   ASSIGN_OR_RETURN(memory.config, DecodeJobConfig(setup.job().config()));
+  // The worker has checked it, too. Sizes that are mapped below are computed from it.
   RETURN_IF_ERROR(ValidateJobConfig(memory.config, model));
   const int world_size = memory.config.world_size;
   memory.data_host = setup.data_host();

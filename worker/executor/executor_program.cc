@@ -24,6 +24,7 @@ namespace {
 // Where memory runs out, an executor ends before the worker, which has all jobs' memory.
 void EndFirst() {
   const UniqueFd score(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  // If it fails, the kernel chooses by itself, which is no reason not to start.
   if (score.valid()) (void)!write(score.get(), "500", 3);
 }
 

@@ -88,6 +88,7 @@ void ExecutorPuts::Give(const v1::ExecutorPut& command, UniqueFd file) {
   auto put = std::make_unique<Put>();
   put->id = command.put();
   put->file = std::move(file);
+  // Outside the lock: the engine's Offer must not wait for a disk.
   const absl::Status read = ReadManifest(command, put.get());
   absl::MutexLock lock(&mu_);
   // Given again by a worker that is not sure: the one that is here stands.
@@ -102,6 +103,7 @@ void ExecutorPuts::Give(const v1::ExecutorPut& command, UniqueFd file) {
 
 void ExecutorPuts::Drop(uint64_t put) {
   absl::MutexLock lock(&mu_);
+  // Answered as well: the worker waits until each rank has let go of it.
   if (put_ == nullptr || put_->id != put) return gone_(put, "");
   is_dropped_ = true;
   // A vote may already name it. Then Settle() forgets it.
@@ -124,6 +126,7 @@ uint64_t ExecutorPuts::Offer(uint64_t decided) {
     return 0;
   }
   is_offered_ = true;
+  // Read without the lock until Settle. Give and Drop leave an offered put in its place.
   offered_ = put_.get();
   return put_->id;
 }
@@ -144,6 +147,8 @@ absl::Status ExecutorPuts::Read(
   for (const ShardSegment& segment : segments) {
     for (const StateArray array :
          {StateArray::kParameter, StateArray::kFirstMoment, StateArray::kSecondMoment}) {
+      // The worker cuts what it stores at the ranks' slices, as segments are, so keys meet
+      // exactly.
       const RangeKey key = {segment.job_parameter, static_cast<int>(array),
                             segment.parameter_begin_elements};
       // A put that sets some elements of an array of a parameter sets all of this rank's.

@@ -11,6 +11,7 @@ namespace tessera {
 
 void KeeperLink::Send(const v1::ExecutorEvent& event) {
   // If the worker is gone, the reader of commands sees it.
+  // Packets are sent whole, so threads that send at once need no lock.
   (void)SendPacket(options_.socket, event.SerializeAsString());
 }
 
@@ -31,6 +32,7 @@ void KeeperLink::AbortEpoch(const absl::Status& reason) {
 
 void KeeperLink::Interrupt(const absl::Status& reason) {
   absl::MutexLock lock(&mu_);
+  // Not an abort, of which the worker knows: the failure that caused it is still to be reported.
   if (interruption_.ok()) interruption_ = reason;
 }
 
@@ -93,11 +95,13 @@ void KeeperLink::ReportStep(Step step, uint64_t order_hash) {
   v1::StepReport& report = kept_back_;
   // Only steps in a row travel together. Each brings its hash.
   if (report.epoch() != 0 && report.step() + 1 == step.value()) {
+    // The coordinator compares each step's hash, however many travel together.
     report.add_earlier_order_hashes(report.order_hash());
   } else {
     SendReportsLocked();
     report.set_job_id(options_.job_id);
     report.set_rank(options_.rank.value());
+    // Reports of two epochs never travel together: BeginEpoch has cleared what was kept back.
     report.set_epoch(epoch_.value());
   }
   report.set_step(step.value());

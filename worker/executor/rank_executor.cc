@@ -51,6 +51,7 @@ class RankExecutor {
   ~RankExecutor() {
     // The engine's thread uses everything below, so it is joined before anything is destroyed.
     Quiesce(absl::AbortedError("the executor ends"));
+    // It reads the state's address, which goes with memory_.
     if (pinning_.joinable()) pinning_.join();
   }
 
@@ -129,6 +130,8 @@ absl::Status RankExecutor::Open() {
   ASSIGN_OR_RETURN(post_backward_, threads_.CreateStream("post-backward"));
   RETURN_IF_ERROR(CreateKernels());
   if (memory_.device->is_separate()) RETURN_IF_ERROR(ClearDeviceMemory());
+  // Before ready: loading kernels takes longer than ranks that have met would wait
+  // (docs/adr/0076).
   RETURN_IF_ERROR(communicators_.Open());
   memory_.control_page()->executor_pid.store(getpid());
   v1::ExecutorEvent event;
@@ -158,6 +161,7 @@ absl::Status RankExecutor::CreateKernels() {
 
 absl::Status RankExecutor::ClearDeviceMemory() {
   const int own = memory_.topology.LocalIndex(static_cast<int>(memory_.rank.value()));
+  // Of the keeper's page, so that a successor does not clear what training has written since.
   std::atomic<uint32_t>& cleared = memory_.group_page()->ranks[own].device_cleared;
   // Memory of a trainer's process is new with each executor, whatever the page says.
   if (!memory_.in_process && cleared.load(std::memory_order_acquire) != 0) return absl::OkStatus();
@@ -191,6 +195,8 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<Unique
       return true;
     }
     case v1::ExecutorCommand::kRelease:
+      // By this thread, while the engine's waits for it: no thread that reads commands waits for a
+      // release.
       link_.OnRelease(command.release());
       return true;
     case v1::ExecutorCommand::kAbort: {
@@ -235,6 +241,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.gradients_by_rank.resize(memory_.config.world_size, nullptr);
   for (size_t i = 0; i < memory_.gradients.size(); ++i)
     options.gradients_by_rank[first + i] = memory_.gradients[i].data();
+  // In place of the host's: kernels of the device read these.
   for (size_t i = 0; i < memory_.device_gradients.size(); ++i)
     options.gradients_by_rank[first + i] = memory_.device_gradients[i].data_as<std::byte>();
   if (memory_.device->is_separate())
@@ -263,15 +270,18 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
 
 absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   const Epoch epoch(start.epoch());
+  // The communicators below replace those that its threads use.
   if (engine_ != nullptr) Quiesce(absl::AbortedError("a new epoch starts"));
   // Waits for the peers of the epoch, at most until the collective timeout.
   RETURN_IF_ERROR(communicators_.Join(epoch, start));
   // All ranks passed the barrier of the first values if one has noted it. All executors of a worker
   // may have died between the barrier and their note.
+  // A rank that is rebuilt gets this word together with its values (RestoreHostProgress).
   if (communicators_.job_has_values() && !memory_.lacks_values())
     memory_.group_page()->initialized.store(1, std::memory_order_release);
   if (memory_.device->is_separate()) {
     gradient_events_ =
+        // Of this epoch: a trainer that has attached since has other events.
         std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
     window_events_ = std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
   }
@@ -279,6 +289,7 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   running_epoch_.store(epoch.value());
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);
+  // After the row was joined: a save of this epoch agrees with its ranks over it.
   files_.BeginEpoch(communicators_.files());
   engine_ = std::make_unique<RankEngine>(EngineOptions(epoch));
   // A rebuild waits for other ranks, so it is not done on the thread that hears of aborts.
@@ -380,6 +391,7 @@ void RankExecutor::Leave() {
   engine_.reset();
   communicators_.Leave();
   v1::ExecutorEvent event;
+  // Unasked: the worker takes that as having left, and the epoch goes on without this executor.
   event.mutable_quiesced()->set_epoch(running_epoch_.load());
   link_.Send(event);
 }
@@ -464,8 +476,11 @@ void RankExecutor::Quiesce(const absl::Status& reason) {
   if (engine_ != nullptr) engine_->Stop(reason);
   if (engine_thread_.joinable()) engine_thread_.join();
   engine_.reset();
+  // A save in the background uses the files' communicator, which ends below.
   files_.EndEpoch();
+  // After the engine's thread: it reads the offered put without a lock.
   puts_.EndEpoch();
+  // Last: no thread is left that could be in a collective.
   communicators_.Leave();
 }
 
@@ -495,6 +510,7 @@ absl::Status Obey(int socket, RankExecutor* executor) {
 }  // namespace
 
 absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
+  // The first packet, and the only one with the job's memory. Before it there is nothing to end.
   ASSIGN_OR_RETURN(Packet setup, ReceivePacket(socket.get()));
   absl::StatusOr<ExecutorMemory> memory =
       ExecutorMemory::FromSetup(std::move(setup), machine.make_device);

@@ -117,6 +117,7 @@ absl::Status ReplicaExchange::SendTo(int rank, int64_t step) {
                    absl::MakeSpan(progress).subspan(1));
   // First, since it says whether anything follows.
   RETURN_IF_ERROR(MoveAll(rank, {Whole(rank, &progress)}, /*is_sender=*/true));
+  // The words say so as well: the receiver waits for nothing more either.
   if (memory.group_page()->initialized.load() == 0) return absl::OkStatus();
   RETURN_IF_ERROR(FaultPoint("rebuild.before-state"));
   if (options_.image != nullptr) {
@@ -139,15 +140,18 @@ absl::Status ReplicaExchange::ReceiveFrom(int rank, int64_t step) {
   RETURN_IF_ERROR(MoveAll(rank, {Whole(rank, &progress)}, /*is_sender=*/false));
   const auto words = absl::MakeConstSpan(progress).subspan(1);
   // The source must be at the step that all resume at.
+  // Before a byte of the state is taken: what follows is written straight into this rank's memory.
   RETURN_IF_ERROR(CheckHostProgress(words, step, static_cast<int>(memory.config.groups.size())));
   RETURN_IF_ERROR(FaultPoint("rebuild.before-state"));
   if (IsInitialized(words)) {
+    // Want of memory ends the epoch here: without values the rank can do nothing in it.
     if (options_.image != nullptr) RETURN_IF_ERROR(options_.image->Reserve(options_.kernels));
     RETURN_IF_ERROR(MoveAll(rank, StateParts(rank, step), /*is_sender=*/false));
     if (options_.image != nullptr) {
       RETURN_IF_ERROR(options_.image->Push(static_cast<int>(step % 2), options_.kernels));
     }
     if (!memory.plan.buffers().empty()) {
+      // Apart: the sender's sequence words mean nothing in this rank's slots.
       std::vector<std::byte> bank(memory.plan.buffers().bank_bytes());
       RETURN_IF_ERROR(MoveAll(rank, {{rank, bank.data(), static_cast<int64_t>(bank.size())}},
                               /*is_sender=*/false));
@@ -163,6 +167,8 @@ absl::Status ReplicaExchange::ReceiveFrom(int rank, int64_t step) {
   // The shard is whole from here on. A kill before this leaves the rank without values.
   record.applied_step.store(step, std::memory_order_release);
   // What trainers read is not there yet: the engine's start publishes it.
+  // A kill before it is harmless: the worker takes the rank for rebuilt once its executor has
+  // started.
   if (IsInitialized(words)) UnpublishApplied(group, memory.local_index());
   return absl::OkStatus();
 }

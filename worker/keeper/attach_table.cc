@@ -47,9 +47,11 @@ absl::Status CheckTrainer(const JobContext& context, const std::string& attach_k
                           const v1::AttachRequest& request, const PacketPeer& peer) {
   const LocalRanks& local = context.local();
   const int world_size = context.regions.config().world_size;
+  // Who it is comes first: a process that may not attach learns nothing else of the job.
   const std::string who = absl::StrCat("job '", context.job_id, "': ");
   // The kernel names the peer's user. What the request says of itself decides nothing.
   if (!IsOwnUser(peer)) {
+    // A job without a key lets no other user in, whatever is shown.
     if (attach_key.empty() || !IsSameSecret(attach_key, request.attach_key())) {
       return absl::PermissionDeniedError(
           absl::StrCat(who, "a process of user ", peer.uid,
@@ -88,6 +90,7 @@ AttachTable::AttachTable(const JobContext* context, EpochMachine* epochs, Execut
       executors_(executors),
       entries_(context->local().count()) {
   // None that an earlier daemon, or the memory before this one, gave.
+  // Numbers of daemons are compared (IsFormer), so each daemon begins above those before it.
   if (context_->vault != nullptr) next_attachment_ = absl::ToUnixMicros(WallNow());
 }
 
@@ -98,6 +101,7 @@ void AttachTable::KeepFor(std::map<int, UniqueFd> former_trainers) {
     // What the page says was written by the daemon before: a number that it gave.
     entry.former = Incarnation(context_->RecordOf(Rank(rank)).attachment.load());
     entry.former_process = std::move(process);
+    // By this daemon's clock: the time of the one before means nothing here.
     entry.former_until = SteadyNow() + kFormerTrainerTimeout;
   }
 }
@@ -173,6 +177,7 @@ absl::StatusOr<GivenRank> AttachTable::Attach(v1::AttachRequest request, const P
   RETURN_IF_ERROR(CheckIsFree(entry, request, now));
   if (context_->needs_hosts() && !request.hosts_executor())
     return absl::FailedPreconditionError(WhyItNeedsHost(rank));
+  // Before the phase is looked at, which it may end.
   EndWhatWasLeft(entry, request);
   // While trainers come that host their executors, each of which ends an epoch, the next ones need
   // not wait for the next epoch to end it, too.
@@ -190,7 +195,9 @@ absl::StatusOr<GivenRank> AttachTable::Attach(v1::AttachRequest request, const P
     ASSIGN_OR_RETURN(sockets, CreatePacketSocketPair());
   }
   // Before the trainer has anything: it stays known also to the next daemon.
+  // The rank's executors look at it before each path that a trainer names (ExecutorFiles).
   if (!IsOwnUser(peer)) context_->RecordOf(rank).had_foreign_trainer.store(1);
+  // The rank is kept for nobody else from here on.
   entry.former_process.Reset();
   entry.state = AttachState::kAttached;
   entry.attachment = Incarnation(next_attachment_++);
@@ -203,11 +210,13 @@ absl::StatusOr<GivenRank> AttachTable::Attach(v1::AttachRequest request, const P
   given.response.set_epoch(epochs_->epoch().value());
   given.response.set_outlives_daemon(context_->vault != nullptr);
   if (request.hosts_executor()) {
+    // The executor that the rank has is ended in there, and the epoch with it.
     Offer(entry, rank, std::move(sockets.first), peer.pid, &given.response);
     given.fds.push_back(std::move(sockets.second));
     return given;
   }
   // Kept in memory that outlives this daemon, for the next one's KeepFor.
+  // Not of one that hosts the executor: such a job ends with the daemon (docs/adr/0064).
   context_->RecordOf(rank).attachment.store(entry.attachment.value());
   if (context_->vault != nullptr)
     context_->vault->NoteTrainer(context_->vault_owner, rank, peer.pid);
@@ -232,6 +241,7 @@ void AttachTable::Detach(Rank rank, Incarnation attachment, Leaving how) {
   // Of an attachment that has ended: a newer trainer is not disturbed by it.
   if (entry.state != AttachState::kAttached || entry.attachment != attachment) return;
   entry.state = AttachState::kFree;
+  // It closes the worker's end, which ends the executor that was offered and not yet taken.
   entry.offer = nullptr;
   TESSERA_LOG(INFO, "job {} rank {}: trainer {}", context_->job_id, rank.value(),
               how == Leaving::kDied ? "died" : "detached");
@@ -241,6 +251,7 @@ void AttachTable::Detach(Rank rank, Incarnation attachment, Leaving how) {
   if (how == Leaving::kDone) entry.finished = attachment;
   if (how == Leaving::kDied) ++entry.num_deaths;
   if (how != Leaving::kDied || epochs_->is_closed()) return;
+  // Its gradients may be torn, and its peers wait for what it will not submit.
   epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
   ExecutorSlot& slot = executors_->Of(rank);
   // An executor in the process that died is gone with it.

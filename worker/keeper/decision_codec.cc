@@ -34,6 +34,7 @@ absl::StatusOr<StepNumbers> DecodeNumbers(const v1::StepDecision& decision, int6
   numbers.put = decision.put();
   if (numbers.put != 0 && (!numbers.is_write || numbers.is_trainers_step))
     return Refusal(step, "a put that is not a write");
+  // As many as the job has: RecordDecision compared the counts.
   for (const v1::StepDecision::Group& from : decision.groups()) {
     HyperParameters& to = numbers.groups.emplace_back();
     to.learning_rate = from.learning_rate();
@@ -80,6 +81,7 @@ absl::StatusOr<std::vector<bool>> DecodeTouched(const v1::StepDecision& decision
 std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, int num_groups) {
   // Called between epochs, when no executor can decide another step.
   const int64_t step = group.decided_step.load();
+  // Step 0 is made of the first values, on which nobody votes.
   if (step < 1) return "";
   const StepNumbers numbers = LoadDecision(group, counts, step, num_groups);
   v1::StepDecision decision;
@@ -103,6 +105,7 @@ std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, i
     decision.mutable_loaded()->set_trained_step(numbers.loaded->step);
     for (const int64_t count : numbers.loaded->update_counts)
       decision.mutable_loaded()->add_update_counts(count);
+    // A load sets the counts by itself. A write in which parameters have gradients is refused.
     updates.assign(updates.size(), 0);
   }
   std::string touched((updates.size() + 7) / 8, '\0');

@@ -82,6 +82,7 @@ DescriptorServer::~DescriptorServer() {
     for (auto& [fd, connection] : connections_) shutdown(fd, SHUT_RDWR);
   }
   WakeAcceptor();
+  // Before the connections: it reaps those that finish, and would join the same threads.
   if (acceptor_.joinable()) acceptor_.join();
   absl::flat_hash_map<int, std::unique_ptr<Connection>> connections;
   {
@@ -186,6 +187,7 @@ bool DescriptorServer::AnswerAtOnce(int socket, const PacketPeer& peer,
   char bytes[kMaxQuickRequestBytes];
   // Only peeked at: what is not quick is left for the connection's thread.
   const ssize_t size = recv(socket, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC);
+  // What is not here yet, is longer, or is another user's goes to a thread, which may wait for it.
   if (options_.direct_maps == nullptr || !IsOwnUser(peer) || size <= 0 ||
       size > static_cast<ssize_t>(sizeof(bytes)))
     return true;
@@ -255,6 +257,7 @@ absl::Status DescriptorServer::ServeTrainer(int socket, const PacketPeer& peer,
   *reply.mutable_attached() = trainer.given.response;
   std::vector<int> fds;
   for (const UniqueFd& fd : trainer.given.fds) fds.push_back(fd.get());
+  // The first packet of a socket has room. If it fails the trainer is gone, and is not waited for.
   const absl::Status sent = SendPacket(socket, EncodeReply(reply), fds, /*wait=*/false);
   trainer.given.fds.clear();  // The trainer's alone, so that the end of its executor is seen.
   // One that never heard that it is attached has done nothing.
@@ -272,6 +275,7 @@ absl::Status DescriptorServer::ServeTrainer(int socket, const PacketPeer& peer,
 
 Leaving DescriptorServer::HearTrainer(int socket, const AttachedTrainer& trainer) {
   while (true) {
+    // Without a deadline: its end is how a trainer's death is seen, whenever that comes.
     const absl::StatusOr<std::string> packet = ReceiveBytes(socket);
     const auto request = packet.ok() ? ParseRequest(*packet) : packet.status();
     if (request.ok() && request->has_detach())

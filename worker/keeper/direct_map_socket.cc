@@ -30,6 +30,8 @@ absl::Status Send(int socket, DirectMap* map) {
     // Descriptors that were sent are the client's. This process keeps none.
     reply.clear_map();
   }
+  // After the answer's file: the client takes what follows it as the regions, in the answer's
+  // order.
   for (const UniqueFd& region : regions) fds.push_back(region.get());
   // A first packet always has room, unless its receiver is gone.
   return SendPacket(socket, EncodeReply(reply), fds, /*wait=*/false);

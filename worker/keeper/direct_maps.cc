@@ -23,6 +23,8 @@ absl::Status DirectMap::Prepare(const std::shared_ptr<HostedJob>& job,
   request.buffers = plan.buffers;
   ASSIGN_OR_RETURN(PlacedState placed, PlaceState(held, request));
   answer_.set_generation(job->generation());
+  // A client compares it between workers. One that lost its coordinator is in an earlier epoch, and
+  // its memory may not be the job's any more (docs/adr/0074).
   answer_.set_epoch(held.group()->prepared_epoch.load());
   answer_.set_first_rank(held.local().first());
   answer_.set_size_bytes(plan.TotalBytes());
@@ -47,6 +49,7 @@ absl::Status DirectMap::CheckNew() const {
 absl::Status DirectMaps::Enter(const std::string& job_id) {
   absl::MutexLock lock(&mu_);
   int& count = maps_[job_id];
+  // Each client keeps a connection and a thread of this worker.
   if (count < kMaxMapsOfAJob) {
     ++count;
     return absl::OkStatus();

@@ -21,6 +21,7 @@ void EpochMachine::EndThatOfDaemonBefore() {
   for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
     ControlPage* page = context_->regions.control(Rank(rank));
     // Trainers that wait on the page must learn that nobody works on what they wait for.
+    // Of the epoch in the page: the one in the vault's note may never have started here.
     if (page->failed_epoch.load() < page->epoch.load())
       PublishFailure(page, page->epoch.load(), reason);
     // Readers of a version were in the daemon.
@@ -41,7 +42,9 @@ void EpochMachine::AbortAll(Epoch ended, const absl::Status& reason, bool prepar
   // Ranks in a collective first: they read shared memory, not their sockets.
   context_->regions.AbortCollectives(ended, reason);
   v1::ExecutorCommand command;
+  // Not `ended`: the answer counts for the epoch that is prepared.
   command.mutable_abort()->set_epoch(epoch_.value());
+  // A proto's strings are UTF-8, and reasons quote paths and libraries.
   command.mutable_abort()->set_reason(PrintableUtf8(reason.message()));
   command.mutable_abort()->set_code(reason.raw_code());
   command.mutable_abort()->set_prepare(prepare);
@@ -75,6 +78,7 @@ void EpochMachine::Fail(Rank rank, const std::string& reason, EpochEvent event,
   failure->set_epoch(epoch_.value());
   failure->set_rank(rank.value());
   failure->set_reason(PrintableUtf8(reason));
+  // Aborted is what is assumed: the step was undone and may be tried again.
   if (code != absl::StatusCode::kAborted) failure->set_code(static_cast<int>(code));
   context_->emit(failure_);
 }
@@ -90,6 +94,7 @@ void EpochMachine::EndOfRank(Rank rank, const std::string& reason, EpochEvent ev
 void EpochMachine::Prepare(const v1::PrepareEpoch& prepare) {
   FaultPoint("job.prepare").IgnoreError();  // A place to hang in, not to fail.
   const Epoch epoch(prepare.job().epoch());
+  // From a coordinator with an older journal: its epoch has been over for long (docs/adr/0062).
   if (epoch < epoch_) return;
   // A repeat: the coordinator, or the connection, lost the answer.
   if (epoch == epoch_) {
@@ -110,7 +115,9 @@ void EpochMachine::Prepare(const v1::PrepareEpoch& prepare) {
   epoch_ = epoch;
   phase_ = Transition(phase_, EpochEvent::kPrepare);
   preparing_since_ = SteadyNow();
+  // The coordinator has gone past it, and it need not be repeated after a reconnect.
   failure_.Clear();
+  // Quiet is said of one epoch: each executor says it again of this one.
   for (ExecutorSlot& slot : *executors_) slot.quiet = false;
   AbortAll(ended, reason, /*prepare=*/true);  // Also answered by an executor outside an epoch.
 }
@@ -139,6 +146,7 @@ v1::WorkerEvent EpochMachine::PreparedEvent() const {
   const bool lacks_values =
       std::any_of(group.ranks, group.ranks + local.count(),
                   [](const RankRecord& rank) { return rank.lacks_values.load() != 0; });
+  // A rebuild that did not end counts as nothing: those ranks are rebuilt again (docs/adr/0063).
   event.mutable_prepared()->set_holds_nothing(group.has_begun.load() == 0 || lacks_values);
   // A lone worker decides in its own page, and no other worker needs a copy.
   if (!local.spans_workers()) return event;
@@ -177,6 +185,8 @@ void EpochMachine::Start(const v1::StartEpoch& start) {
   if (!learned.ok()) return Fail(Rank(local.first()), std::string(learned.message()));
   phase_ = Transition(phase_, EpochEvent::kStart);
   for (const int32_t rank : start.rebuilt_ranks()) {
+    // Before executors are told: if one dies on the way, the next preparation says that it lacks
+    // them.
     if (local.Has(rank)) context_->RecordOf(Rank(rank)).lacks_values.store(1);
   }
   // From here on the memory has something that must not be lost.
@@ -189,6 +199,7 @@ void EpochMachine::Start(const v1::StartEpoch& start) {
   *command.mutable_start()->mutable_rebuilt_ranks() = start.rebuilt_ranks();
   for (ExecutorSlot& slot : *executors_) {
     slot.quiet = false;
+    // The epoch has an executor for each rank again, so the end of one ends the epoch.
     slot.vacant = false;
     slot.Send(command);
   }

@@ -23,8 +23,10 @@ EpochPhase Transition(EpochPhase phase, EpochEvent event) {
     case EpochEvent::kPrepare:
       return EpochPhase::kPreparing;
     case EpochEvent::kAllQuiet:
+      // Of an epoch that was given up meanwhile, quiet ranks say nothing.
       return phase == EpochPhase::kPreparing ? EpochPhase::kPrepared : phase;
     case EpochEvent::kStart:
+      // A start that is late must not revive an epoch that has failed here.
       return phase == EpochPhase::kPrepared ? EpochPhase::kRunning : phase;
     case EpochEvent::kFailure:
       // While preparing, a rank that fails again is simply not quiet yet.

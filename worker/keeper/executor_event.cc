@@ -21,6 +21,7 @@ absl::Status Check(const v1::ExecutorEvent& event) {
     case v1::ExecutorEvent::kQuiesced:
       return CheckRankAddress(event.quiesced().address());
     case v1::ExecutorEvent::kFailure:
+      // It becomes an absl::StatusCode, and what each rank's trainer gets.
       return CheckRange("failure: code", event.failure().code(), 0, kMaxStatusCode);
     case v1::ExecutorEvent::EVENT_NOT_SET:
       return absl::InvalidArgumentError("its message is not an event");

@@ -36,6 +36,7 @@ class ExecutorProcess : public RunningExecutor {
   }
   int pid() const override { return pid_; }
   void Kill() override {
+    // Nothing is asked of it first: all that must outlive it is in the keeper's memory.
     if (!reaped_) kill(pid_, SIGKILL);
   }
   std::string Wait() override {
@@ -53,6 +54,7 @@ class ExecutorProcess : public RunningExecutor {
       // An error other than EINTR: there is no such child any more.
       if (ended != 0 && !(ended < 0 && errno == EINTR)) reaped_ = true;
       if (reaped_ || SteadyNow() >= deadline) break;
+      // Polled, since waitpid has no deadline.
       absl::SleepFor(std::min(absl::Milliseconds(1), patience));
     }
     return reaped_;
@@ -71,6 +73,7 @@ class ExecutorThread : public RunningExecutor {
   explicit ExecutorThread(std::thread thread) : thread_(std::move(thread)) {}
   ~ExecutorThread() override { Wait(); }
   int pid() const override { return getpid(); }
+  // No thread can be killed: the end of its socket ends it.
   void Kill() override {}
   std::string Wait() override {
     if (thread_.joinable()) thread_.join();
@@ -119,6 +122,7 @@ class ProcessLauncher : public ExecutorLauncher {
 
   absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
                                                           const std::string& label) override {
+    // Before the fork: the child could only say so by an exit status.
     if (access(binary_.c_str(), X_OK) != 0)
       return ErrnoStatus(errno, absl::StrCat("executor ", binary_));
     std::vector<std::string> args = {binary_, absl::StrCat("--socket-fd=", kSocketFd),

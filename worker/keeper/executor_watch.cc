@@ -39,6 +39,7 @@ void ExecutorWatch::ReadLaunchedEvents() {
   while (true) {
     AwaitLaunched();
     const absl::StatusOr<Packet> packet = ReceivePacket(socket_);
+    // The end, or a message that no executor sends: either way nothing more of it counts.
     if (!packet.ok()) return;
     const absl::StatusOr<v1::ExecutorEvent> event = ParseExecutorEvent(packet->bytes);
     if (!event.ok()) {  // No executor of ours: it makes room for one.
@@ -58,7 +59,9 @@ void ExecutorWatch::AwaitLaunched() {
   const ControlPage& page = *context_->regions.control(rank_);
   while (true) {
     pollfd readable = {socket_, POLLIN, 0};
+    // At least 1 ms: with 0 the loop would spin.
     const int ready = poll(&readable, 1, std::max(look_ms, 1));
+    // A poll that fails is left to the read, which fails too and ends the executor.
     if (ready > 0 || (ready < 0 && errno != EINTR)) return;
     absl::MutexLock lock(&parts_->mu);
     EpochMachine& epochs = parts_->epochs;
@@ -124,6 +127,7 @@ void ExecutorWatch::ReadHostedEvents() {
     if (!packet.ok() && !absl::IsInvalidArgument(packet.status())) return;
     const absl::StatusOr<v1::ExecutorEvent> event =
         packet.ok() ? ParseExecutorEvent(packet->bytes) : packet.status();
+    // What is not heeded is read to the end as well: only that shows that it writes no more.
     if (heeds && event.ok()) {
       OnEvent(*event);
     } else if (heeds) {
@@ -141,6 +145,7 @@ void ExecutorWatch::OnReadyLocked() {
   ExecutorSlot& slot = parts_->executors.Of(rank_);
   if (slot.ending) return;
   slot.ready = true;
+  // Standstill counts from here: before, there was no executor to ask.
   slot.ready_at = SteadyNow();
   // A new executor knows neither what was offered nor what is wanted.
   parts_->puts.GiveTo(rank_);
@@ -207,6 +212,7 @@ void ExecutorWatch::OnEvent(const v1::ExecutorEvent& event) {
       }
       return;
     case v1::ExecutorEvent::kSaving:
+      // If it dies before it says otherwise, Reap removes what is there.
       slot.saving_path = event.saving().path();
       return;
     case v1::ExecutorEvent::kPutGone:

@@ -39,10 +39,12 @@ absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegion
   ASSIGN_OR_RETURN(frozen->parameters_, LiveTensors(regions.layout(), regions.config().optimizer,
                                                     all, /*moments=*/false));
   // Copies and mappings of its own: the job may be dropped while a successor reads.
+  // Writable, since a wait counts itself as a sleeper in the page.
   ASSIGN_OR_RETURN(frozen->group_, Mapping::CreateWhole(regions.group_fd(), Access::kReadWrite));
   frozen->counts_ =
       UpdateCounts(frozen->group_.data() + kGroupPageBytes, frozen->memory_.num_parameters());
   if (frozen->local_.Has(0)) {
+    // Of rank 0 alone: its buffers are the job's for all readers (docs/adr/0044).
     ASSIGN_OR_RETURN(frozen->buffers_, regions.OpenGroup());
   }
   const auto* page = reinterpret_cast<const GroupPage*>(frozen->group_.data());

@@ -63,6 +63,7 @@ absl::Status HostedJob::StartSupervisors() {
   for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
     ASSIGN_OR_RETURN(std::unique_ptr<RankSupervisor> supervisor,
                      RankSupervisor::Start(&context_, &parts_, Rank(rank)));
+    // Those that were started run already. If one cannot be, the destructor ends the others.
     supervisors_.push_back(std::move(supervisor));
   }
   return absl::OkStatus();
@@ -84,6 +85,8 @@ HostedJob::~HostedJob() {
   {
     absl::MutexLock lock(&parts_.mu);
     epoch = parts_.epochs.epoch();
+    // In one section: a supervisor that is launching takes the lock afterwards, and sees the job
+    // closed.
     parts_.epochs.Close(reason);
     for (ExecutorSlot& slot : parts_.executors) slot.End();
   }
@@ -99,6 +102,7 @@ HostedJob::~HostedJob() {
     const uint32_t ended = static_cast<uint32_t>(epoch.value()), failed = page->failed_epoch.load();
     // A trainer that has read the reason is not told twice.
     if (failed >= ended && page->failure_code == reason.raw_code()) continue;
+    // The number never goes back: a trainer may have seen the end of a later epoch in the page.
     PublishFailure(page, std::max(ended, failed), reason);
   }
 }
@@ -170,6 +174,7 @@ v1::JobProgress HostedJob::Progress() const {
     }
     status.set_doing(Doing(page, regions().layout()));
     parts_.trainers.Describe(rank, &status);
+    // From the executor's ring, which no trainer can write to unless it hosts the executor.
     const RankSums sums = Sum(regions().flight(rank).totals);
     status.set_compute_seconds(sums.trainer_ns / 1e9);
     status.set_gradient_norm(sums.gradient_norm);
@@ -196,6 +201,7 @@ v1::HeldJob HostedJob::Describe() const {
   // The coordinator knows these better than the worker.
   held.mutable_job()->clear_ranks();
   held.mutable_job()->clear_state_reason();
+  // From the page, which a coordinator without its journal has to believe (docs/adr/0062).
   held.set_decided_step(regions().group()->decided_step.load());
   held.set_has_begun(has_begun());
   return held;
@@ -206,11 +212,14 @@ absl::StatusOr<GivenRank> HostedJob::Attach(const v1::AttachRequest& request,
   std::string attach_key;
   if (!IsOwnUser(peer)) {
     absl::MutexLock lock(&parts_.mu);
+    // A copy: the next Prepare replaces the job.
     attach_key = parts_.epochs.job().attach_key();
   }
   // Outside the lock, since it computes a digest of the whole layout.
   RETURN_IF_ERROR(CheckTrainer(context_, attach_key, request, peer));
   absl::MutexLock lock(&parts_.mu);
+  // In one section with its epoch: no failure comes between the look at the phase and the
+  // attachment.
   return parts_.trainers.Attach(request, peer, now);
 }
 
@@ -243,6 +252,7 @@ void HostedJob::KillExecutor(Rank rank) {
   if (!local().Has(rank.value())) return;
   absl::MutexLock lock(&parts_.mu);
   ExecutorSlot& slot = parts_.executors.Of(rank);
+  // Told by its socket. A kill would end the trainer's process.
   if (slot.host != Incarnation()) return slot.End();
   if (slot.executor != nullptr) slot.executor->Kill();
 }

@@ -42,6 +42,7 @@ absl::StatusOr<UniqueFd> Duplicate(int fd) {
   return own;
 }
 
+// Nothing is mapped: a state of any size costs the worker the piece that is read (docs/adr/0028).
 class FileReader : public MemoryReader {
  public:
   explicit FileReader(UniqueFd fd) : fd_(std::move(fd)) {}
@@ -155,6 +156,7 @@ absl::StatusOr<JobRegions::RankRegions> JobRegions::MakeRank(int rank, const Job
                                                     plan.device_gradient_region_bytes()));
   }
   ASSIGN_OR_RETURN(SharedRegion control, source->Take(part, "control", sizeof(ControlPage)));
+  // Writable: where an executor died before it told its trainer, the keeper does.
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
   ControlPage* page = reinterpret_cast<ControlPage*>(mapping.data());
   // Another daemon's build may have laid the page out otherwise.
@@ -206,6 +208,7 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
                                             Source* source) {
   ASSIGN_OR_RETURN(const ModelSpec model, DecodeModel(job.model()));
   ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(job.config()));
+  // The coordinator has checked it as well. Sizes of memory are computed from it below.
   RETURN_IF_ERROR(ValidateJobConfig(config, model));
   if (local.topology.world_size() != config.world_size) {
     return absl::InvalidArgumentError(absl::StrCat(local.topology.world_size(), " ranks of ",
@@ -231,6 +234,7 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
   if (budget != nullptr) {
     // Booked before anything is made, so that two jobs cannot both count on the same memory.
     const HostMemory memory = plan.host_memory(device_memory == nullptr, state_on_host);
+    // The same arithmetic as the coordinator's placement (docs/adr/0070).
     const int64_t bytes = channel_bytes + memory.BytesOf(local.count());
     if (source->makes()) {
       ASSIGN_OR_RETURN(reserved, budget->Reserve(absl::StrCat("job '", job.job_id(), "'"), bytes));
@@ -271,6 +275,7 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
                              plan.device_gradient_region_bytes(),
                              state_on_host ? 0 : plan.state_region_bytes()};
   }
+  // Until here an error gives the reservation back.
   regions.memory_ = std::move(reserved);
   regions.why_not_shared_ = why_not_shared;
   regions.state_on_host_ = state_on_host;
@@ -353,6 +358,7 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
   const RankRegions& own = Of(rank);
   const int own_fds[kSetupFds] = {message.fd(),    parameters_.get(), group_.fd(),
                                   own.state.get(), own.control.fd(),  own.flight.fd()};
+  // In the order that proto/executor.proto gives, by which the executor finds them.
   std::vector<int> fds(std::begin(own_fds), std::end(own_fds));
   for (const RankRegions& regions : ranks_) fds.push_back(regions.gradients.fd());
   for (const RankRegions& regions : ranks_) {
@@ -374,6 +380,7 @@ absl::StatusOr<std::vector<UniqueFd>> JobRegions::TrainerFds(Rank rank) const {
   };
   const bool parameters_on_host = device_memory_ == nullptr;
   RETURN_IF_ERROR(give(parameters_.get(), parameters_on_host));
+  // Its own, never its peers': only executors read those.
   RETURN_IF_ERROR(give(own.gradients.fd(), false));
   RETURN_IF_ERROR(give(own.control.fd(), false));
   if (own.device_gradients.valid()) RETURN_IF_ERROR(give(own.device_gradients.get(), false));
@@ -382,6 +389,7 @@ absl::StatusOr<std::vector<UniqueFd>> JobRegions::TrainerFds(Rank rank) const {
 }
 
 void JobRegions::AbortCollectives(Epoch epoch, const absl::Status& reason) const {
+  // Epochs begin at 1: before the first there is no collective.
   if (epoch.value() < 1) return;
   ShmCommunicator::Options options;
   options.base = group_mapping_.data() + channel_offset_bytes_;

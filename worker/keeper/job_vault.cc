@@ -92,6 +92,7 @@ absl::StatusOr<JobVault::HeldJob> TakeOverJob(const std::string& owner, VaultCli
       held.memory[part] = std::move(fds);
     }
   }
+  // Last: its executors have ended, so nothing in the page changes any more.
   RETURN_IF_ERROR(CheckMemory(held.job, held.memory));
   return held;
 }
@@ -105,13 +106,16 @@ absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id, 
   if (of_worker != all.end()) {
     held.worker.emplace();
     RETURN_IF_ERROR(ReadMessage(of_worker->second, kWorker, &*held.worker));
+    // So that what is left are jobs.
     all.erase(of_worker);
   }
   if (all.empty()) return held;
   if (!held.worker.has_value())
     return absl::FailedPreconditionError("the vault holds jobs' memory of an unknown worker");
+  // Before any message or page is read: another protocol may have laid them out otherwise.
   RETURN_IF_ERROR(CheckVersion("the daemon that left its jobs' memory here", held.worker->version(),
                                held.worker->protocol()));
+  // Refused and left alone: it may be a mistake in a flag, and the memory stays for --keep-memory.
   if (held.worker->worker_id() != worker_id) {
     return absl::FailedPreconditionError(absl::StrCat("the memory of jobs that is held is worker '",
                                                       held.worker->worker_id(), "'s: give worker '",
@@ -168,6 +172,7 @@ void JobVault::NoteProcess(const std::string& owner, const std::string& part, in
   // A child that was not reaped keeps its pid. A trainer's is only ever asked whether it runs.
   const UniqueFd process(
       pid == 0 ? -1 : static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
+  // None where the process has none of its own: the part then says that it cannot be ended.
   const std::vector<int> fds =
       process.valid() ? std::vector<int>{process.get()} : std::vector<int>();
   Check(vault_->Put(owner, part, fds));

@@ -93,6 +93,7 @@ void Keeper::TakeOver(JobVault::HeldJob held) {
   }
   if (!job.ok()) {
     TESSERA_LOG(ERROR, "job {}: cannot be taken over: {}", job_id, job.status().ToString());
+    // Kept, it would be tried and refused again by each daemon that follows.
     return vault_->Drop(owner);
   }
   TESSERA_LOG(INFO, "job {}: taken over from the previous daemon", job_id);
@@ -122,6 +123,7 @@ absl::Status Keeper::MakeRoom(const v1::PrepareEpoch& prepare) {
   // The coordinator may have lost its journal: memory with committed steps is never given up to one
   // that does not know of it.
   const bool is_later = held->generation() > prepare.job().generation();
+  // Memory in which no epoch has begun has nothing to lose.
   if (is_later || (held->has_begun() && held->generation() > prepare.deleted_generation())) {
     return absl::FailedPreconditionError(
         absl::StrCat("it holds job '", job_id, "' of generation ", held->generation(),
@@ -175,12 +177,14 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
     Drop(job_id, generation);
   }
   if (status.ok() && job == nullptr) {
+    // Without the lock: commands come from one thread, so nobody else makes this job meanwhile.
     auto created = HostedJob::Create(prepare.job(), *local, data_host_, launcher_, emit_,
                                      device_memory_, HostedJob::kAnswerTimeout, budget_, vault_);
     status = created.status();
     if (status.ok()) {
       job = *std::move(created);
       absl::MutexLock lock(&mu_);
+      // Found by trainers from here on: they are told to try again until its epoch runs.
       jobs_[job_id] = job;
     }
   }
@@ -196,6 +200,7 @@ void Keeper::ReportFailure(const std::string& job_id, int64_t generation, int64_
   event.mutable_failure()->set_job_id(job_id);
   event.mutable_failure()->set_generation(generation);
   event.mutable_failure()->set_epoch(epoch);
+  // Of no rank: the worker as a whole cannot take part.
   event.mutable_failure()->set_rank(-1);
   event.mutable_failure()->set_reason(PrintableUtf8(reason));
   emit_(event);
@@ -230,6 +235,7 @@ std::vector<v1::WorkerEvent> Keeper::OnConnected() const {
 
 absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
                                                const PacketPeer& peer) {
+  // Whatever its generation, so that a trainer of another one is told which of the two is older.
   const std::shared_ptr<HostedJob> job = Find(request.job_id());
   if (job == nullptr) {
     // The trainer may be faster than the coordinator's prepare.

@@ -19,6 +19,7 @@ absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::Reserve(absl::string_vie
   }
   // Memory that was granted and is not yet in use looks free to the kernel.
   const int64_t available = available_bytes_() - untaken_bytes_;
+  // The worker has the last word: only it sees what other processes of the node use.
   if (bytes > available) {
     return absl::ResourceExhaustedError(
         absl::StrCat(what, " needs ", BytesText(bytes), " of memory here, and only ",

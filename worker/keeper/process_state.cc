@@ -33,6 +33,7 @@ constexpr size_t kMaxFileBytes = 8192;
 absl::StatusOr<std::string> ReadStart(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, path);
+  // Bounded: a file of /proc may be as long as a process makes it.
   std::string text(kMaxFileBytes, '\0');
   const ssize_t got = read(fd.get(), text.data(), text.size());
   if (got < 0) return ErrnoStatus(errno, path);

@@ -25,6 +25,7 @@ void PutForwarder::GiveTo(Rank rank) {
 }
 
 void PutForwarder::Drop() {
+  // The worker's descriptor. Executors have their own until they say that they let go.
   staged_ = nullptr;
   v1::ExecutorCommand command;
   command.mutable_drop_put()->set_put(put_.put());
@@ -40,6 +41,7 @@ void PutForwarder::Withdraw(uint64_t put) {
 void PutForwarder::OnGone(Rank rank, const v1::ExecutorPutGone& gone) {
   const bool was_offered = put_.is_offered();
   put_.Gone(static_cast<int>(rank.value()), gone.put(), gone.failure());
+  // One rank that cannot apply it is enough: the others would offer it in vain.
   if (was_offered && !put_.is_offered()) Drop();
 }
 

@@ -100,6 +100,7 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
       continue;
     }
     Slot slot;
+    // The client's words, through the coordinator. Each is refused if the job has no such thing.
     ASSIGN_OR_RETURN(const LiveArray array, DecodeArray(from.array()));
     ASSIGN_OR_RETURN(slot.tensor,
                      numbers.TensorOf(from.job_parameter(), array, regions.config().optimizer));
@@ -164,6 +165,7 @@ absl::Status PutStage::Take(const v1::LivePiece& piece) {
     stored->set_array(static_cast<int>(slot.tensor.array));
     stored->set_begin_elements(range.begin_elements);
     stored->set_numel(range.numel);
+    // Ranges are appended, so each begins where the file ends now.
     stored->set_offset_bytes(file_.size_bytes());
     stored->set_crc32(kCrc32OfNothing);
   }

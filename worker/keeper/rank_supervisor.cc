@@ -71,6 +71,7 @@ void RankSupervisor::Run() {
         !end.was_ready && !end.was_hosted && !parts_->trainers.HasOffer(rank_);
     // Failures to start are counted, since trying again at once would only burn the node's time.
     failed_starts = is_failed_start ? failed_starts + 1 : 0;
+    // Nothing failed: the epoch goes on, and the next executor waits for the epoch after it.
     if (end.left_its_epoch) {
       TESSERA_LOG(INFO, "job {} rank {}: the executor left with its trainer", context_->job_id,
                   rank_.value());
@@ -99,6 +100,8 @@ void RankSupervisor::AwaitOffer() {
   const auto is_over = [this]() ABSL_SHARED_LOCKS_REQUIRED(parts_->mu) {
     return parts_->epochs.is_closed() || parts_->trainers.HasOffer(rank_);
   };
+  // In slices, though an offer wakes the wait: the epoch that is prepared has a deadline of its
+  // own.
   const absl::Duration look = std::min(kLook, context_->answer_timeout);
   while (!AwaitWithTimeout(&parts_->mu, absl::Condition(&is_over), look)) {
     if (epochs.phase() == EpochPhase::kPreparing &&
@@ -144,6 +147,7 @@ absl::StatusOr<int> RankSupervisor::Launch() {
   }
   absl::MutexLock lock(&parts_->mu);
   ExecutorSlot& slot = parts_->executors.Of(rank_);
+  // Only now: until it has its setup an executor is given no command.
   slot.socket = std::move(socket);
   slot.executor = std::move(executor);
   slot.host = offer != nullptr ? offer->attachment : Incarnation();
@@ -159,6 +163,8 @@ absl::StatusOr<int> RankSupervisor::Launch() {
 }
 
 std::string RankSupervisor::AwaitEnd(RunningExecutor* executor) {
+  // The rank gets no other executor until this one is dead, however long: both would write its
+  // shard.
   const absl::Duration patience = std::min(ExecutorWatch::kStandstill, context_->answer_timeout);
   while (!executor->EndsWithin(patience)) {
     const std::string reason = absl::StrCat("the executor of rank ", rank_.value(),
@@ -210,6 +216,7 @@ RankSupervisor::ExecutorEnd RankSupervisor::Reap() {
   if (!saving_path.empty()) {
     TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", context_->job_id, rank_.value(),
                 PrintableUtf8(saving_path));
+    // Only after the executor's end: until then it could create the file again.
     // An object store that is away must not keep the rank's next executor away as well.
     const StoragePatience patience(kTidyUp);
     // A model file or a checkpoint's folder: the call that does not fit finds nothing.
@@ -221,6 +228,7 @@ RankSupervisor::ExecutorEnd RankSupervisor::Reap() {
 
 void RankSupervisor::OnEndLocked(const std::string& how, int failed_starts) {
   TESSERA_LOG(WARNING, "job {} rank {}: executor {}", context_->job_id, rank_.value(), how);
+  // Told first: the save ended in the epoch that ends next.
   parts_->saves.EndOpen(rank_, how);
   std::string reason = absl::StrCat("the executor of rank ", rank_.value(), " ended: ", how);
   if (failed_starts >= kFailedStartsTold) {

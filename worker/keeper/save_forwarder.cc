@@ -38,6 +38,7 @@ void SaveForwarder::OnReport(Rank rank, v1::SaveReport report) {
     counts_[rank].Add(open->second, report);
     open_.erase(open);
   }
+  // All ranks report the same end. It is told once, whichever of them is first.
   if (!ended_.Add(report)) return;
   *event.mutable_save() = std::move(report);
   context_->emit(event);
@@ -53,6 +54,7 @@ void SaveForwarder::EndOpen(Rank rank, const std::string& how) {
   if (open == open_.end() || open->second.ordinal() == 0) return;
   v1::SaveReport report = std::move(open->second);
   report.set_phase(v1::SaveReport::ENDED);
+  // Of a requested save that was aborted the coordinator has another one tried.
   report.set_code(static_cast<int>(absl::StatusCode::kAborted));
   report.set_message(
       PrintableUtf8(absl::StrCat("the executor of rank ", rank.value(), " ended: ", how)));

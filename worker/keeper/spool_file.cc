@@ -42,7 +42,7 @@ absl::StatusOr<SpoolFile> SpoolFile::Create(const std::string& folder, int64_t s
     TESSERA_LOG(WARNING, "{} is in memory: name a folder on a disk with --spool-folder",
                 WhatOf(folder));
   }
-  // The room is taken at once: a full disk refuses the reader before any state is held for it.
+  // The room is taken at once: a full disk refuses the reader before a byte is copied.
   if (size_bytes > 0 && fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, size_bytes) != 0 &&
       errno != EOPNOTSUPP) {
     return ErrnoStatus(errno, absl::StrCat(WhatOf(folder), ": ", size_bytes, " bytes"));

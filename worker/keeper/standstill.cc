@@ -11,8 +11,10 @@ std::optional<Standstill::Verdict> Standstill::Judge(const Look& look, absl::Tim
   if (look.kind == 0 || look.kind != kind_ || look.consumed != consumed_) moved_ = now;
   kind_ = look.kind;
   consumed_ = look.consumed;
+  // Nobody asked: the difference is negative, as `asked` is in the infinite future.
   if (now - look.asked >= patience_)
     return Verdict{absl::StrCat("did not leave its epoch for ", absl::FormatDuration(patience_))};
+  // Of a process that a signal has stopped: it would stand still for ever (docs/adr/0067).
   if (now - ran_ >= patience_)
     return Verdict{absl::StrCat("stands still for ", absl::FormatDuration(patience_))};
   if (now - moved_ < longest_operation_) return std::nullopt;

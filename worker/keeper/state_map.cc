@@ -113,6 +113,7 @@ absl::StatusOr<PlacedState> PlaceState(const JobRegions& regions, const MapReque
   }
   // Read-only descriptors: a client's bug must not reach the state.
   ASSIGN_OR_RETURN(placed.regions.emplace_back(), ReopenForReading(regions.group_fd()));
+  // In the order of the places' region numbers: 0 is the group's, ranks follow.
   for (const int rank : ranks) {
     ASSIGN_OR_RETURN(placed.regions.emplace_back(), ReopenForReading(regions.state_fd(Rank(rank))));
   }

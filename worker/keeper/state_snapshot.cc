@@ -59,6 +59,7 @@ absl::StatusOr<std::unique_ptr<StateSnapshot>> StateSnapshot::Create(const JobRe
     RETURN_IF_ERROR(CheckDType(stored, request.dtype.value_or(stored),
                                ParameterOf(snapshot->layout_, tensor).spec.name));
   }
+  // Writable, for holds and waits. Of its own, since the job may be dropped while it is read.
   ASSIGN_OR_RETURN(snapshot->group_, Mapping::CreateWhole(regions.group_fd(), Access::kReadWrite));
   snapshot->counts_ =
       UpdateCounts(snapshot->group_.data() + kGroupPageBytes, snapshot->memory_.num_parameters());
@@ -87,6 +88,7 @@ absl::Status StateSnapshot::CollectRanks(const JobRegions& regions) {
   return absl::OkStatus();
 }
 
+// A reader that ends in any way must not hold training up until the executor's deadline.
 StateSnapshot::~StateSnapshot() { ReleaseAll(); }
 
 const StateSnapshot::RankState& StateSnapshot::Of(int rank) const {
@@ -217,6 +219,7 @@ void StateSnapshot::MaybeLetGo() {
     failure_ = absl::AbortedError(absl::StrCat(
         "step ", step_, " was copied for too long: training continued without waiting"));
   }
+  // Last: who waits for it looks at failure_ next.
   let_go_ = true;
 }
 
@@ -295,6 +298,8 @@ absl::Status StateSnapshot::ReadNext(char* into) {
     mu_.Await(absl::Condition(&let_go_));
     RETURN_IF_ERROR(failure_);
   }
+  // Chunks that ClaimFirst gave were sent from memory and are not in the file. They come before
+  // this.
   return spool_->Read(chunks_[next_].offset_bytes, into, StoredBytes(chunks_[next_]));
 }
 

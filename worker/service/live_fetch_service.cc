@@ -20,6 +20,7 @@ absl::Status Send(LiveSource* source, grpc::ServerWriter<grpc::ByteBuffer>* writ
     // The snapshot writes into the slice that gRPC sends: no copy in between.
     grpc_slice data = grpc_empty_slice();
     const auto piece = source->Next([&data](int64_t size_bytes) {
+      // Never one whose bytes are within the slice itself, and would move with it.
       data = grpc_slice_malloc_large(size_bytes);
       return reinterpret_cast<char*>(GRPC_SLICE_START_PTR(data));
     });

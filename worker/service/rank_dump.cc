@@ -59,6 +59,7 @@ v1::FlightRecord ToProto(const FlightRecord& record, const ModelLayout& layout) 
   proto.set_step(record.step);
   proto.set_sequence(record.sequence);
   proto.set_op(OpName(record.kind));
+  // ReadFlightRing has counted a record with another unit as invalid.
   if (record.unit >= 0) proto.set_unit(layout.units[record.unit].flat.unit_name());
   proto.set_bytes(record.bytes);
   proto.set_stream(record.stream == FlightStream::kPostBackward ? "post-backward" : "engine");
@@ -74,6 +75,7 @@ v1::DumpRankResponse DumpRank(const JobRegions& regions, const std::string& job_
   v1::DumpRankResponse dump;
   dump.set_job_id(job_id);
   dump.set_rank(static_cast<int32_t>(rank.value()));
+  // From the trainer's page, as the text: what a person sees here may be what a trainer wrote.
   dump.set_epoch(regions.control(rank)->epoch.load());
   dump.set_fake_all_gather(regions.config().fake_all_gather);
   dump.set_fake_reduce_scatter(regions.config().fake_reduce_scatter);

@@ -32,6 +32,7 @@ class GrpcStateListener : public StateListener {
     SetKeepalive(&builder);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
+    // gRPC does not say why it could not listen.
     if (server_ == nullptr || port == 0) return DiagnoseListenFailure(address, text);
     const bool v6 = absl::StrContains(address.host, ':');
     address_ =

@@ -99,6 +99,7 @@ void AddOperations(const std::vector<RankMetrics>& ranks, MetricsText* metrics,
   for (const RankMetrics& rank : ranks) {
     for (uint32_t kind = 0; kind < kCountedKinds; ++kind) {
       const RankSums::Operation& operation = rank.sums.operations[kind];
+      // A series for each operation of each rank would be many, most of them zero for ever.
       if (operation.done == 0) continue;
       const std::string op = kind == 0 ? "other" : OpName(static_cast<OpKind>(kind));
       metrics->Value(With(rank.labels, "op", op), value(operation));
@@ -150,6 +151,7 @@ std::map<std::string, HttpPage> WorkerPages(const Keeper* keeper, WorkerHealth h
   pages["/metrics"] = [keeper, is_connected](const HttpRequest&) {
     MetricsText metrics;
     AddProcessMetrics("tessera-worker", &metrics);
+    // Once for the whole page: a job that ends meanwhile is in all of its metrics, or in none.
     const std::vector<std::shared_ptr<HostedJob>> jobs = keeper->Jobs();
     metrics.Gauge("tessera_worker_jobs", "Jobs that this worker holds.");
     metrics.Value({}, static_cast<double>(jobs.size()));

@@ -116,6 +116,7 @@ class WorkerServerImpl : public WorkerServer {
     }
     keeper_ = std::make_unique<Keeper>(
         options.worker_id, options.data_host, launcher_.get(),
+        // The agent is made below, before there is a job that could emit.
         [this](const v1::WorkerEvent& event) { agent_->Send(event); }, device_memory_.get(),
         &*budget_, vault_.has_value() ? &*vault_ : nullptr);
     v1::VaultedWorker self;
@@ -157,6 +158,7 @@ class WorkerServerImpl : public WorkerServer {
     agent.cluster = self.cluster_id();
     agent.heard = {self.heard_start(), self.heard_changes()};
     if (vault_.has_value()) {
+      // Before the first job: memory without a worker's name is taken over by nobody.
       vault_->PutWorker(self);
       agent.on_registered = [this, self](const std::string& cluster, int64_t incarnation,
                                          const HeardJournal& heard) {
@@ -200,6 +202,7 @@ class WorkerServerImpl : public WorkerServer {
     builder.RegisterService(service_.get());
     builder.RegisterService(&fetches_);
     PermitPings(&builder);
+    // Requests are small here. What is large is sent, not received.
     builder.SetMaxReceiveMessageSize(1 << 20);
     // For this user and root alone, from the very moment that the socket is there.
     const mode_t old_mask = umask(0177);
@@ -210,6 +213,7 @@ class WorkerServerImpl : public WorkerServer {
     // After the servers, and before the agent: the coordinator hears of these jobs in the first
     // report.
     for (JobVault::HeldJob& job : held.jobs) keeper_->TakeOver(std::move(job));
+    // Commands come from here on.
     RETURN_IF_ERROR(agent_->Start());
     return Annotate(ListenOverHttp(options), "--http-listen");
   }
@@ -243,6 +247,8 @@ class WorkerServerImpl : public WorkerServer {
     folder_.reset();
   }
 
+  // Nothing of the jobs is destroyed: the process exits right after this, and the vault has their
+  // memory (docs/adr/0064).
   void Leave() override {
     http_.reset();
     if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow() + kShutdownGrace));

@@ -61,9 +61,11 @@ class MemoryVault {
     switch (command.command_case()) {
       case v1::VaultCommand::kPut:
         // What was held as this part is closed by this.
+        // Held before it is answered: what the daemon was told of survives the daemon.
         parts_[{command.put().owner(), command.put().part()}] = std::move(fds);
         return Send(daemon, answer, {});
       case v1::VaultCommand::kDrop:
+        // All parts of the owner. Their memory is freed once no other process has it.
         for (auto it = parts_.lower_bound({command.drop().owner(), ""});
              it != parts_.end() && it->first.first == command.drop().owner();) {
           it = parts_.erase(it);
@@ -98,6 +100,7 @@ class MemoryVault {
 // Has nothing of the process that it was forked from but the listener: so a process that waits for
 // the original sees the end of the descriptors that they shared.
 [[noreturn]] void BeVault(UniqueFd listener, absl::Duration patience) {
+  // Out of the daemon's session: a signal to its group must not end the memory.
   setsid();
   prctl(PR_SET_NAME, "tessera-vault");
   CloseProcess();  // A process that may read its memory could open what it holds.
@@ -131,6 +134,7 @@ absl::StatusOr<std::unique_ptr<VaultClient>> ConnectVault(const std::string& pat
 }
 
 absl::Status StartVault(const std::string& path, absl::Duration patience) {
+  // Before the fork, so that an address in use is this process's error.
   ASSIGN_OR_RETURN(UniqueFd listener, ListenPacketSocket(path));
   ASSIGN_OR_RETURN(auto ours_theirs, CreatePacketSocketPair());
   // The child goes on as a C++ program, so this process must not have other threads yet.
@@ -156,6 +160,7 @@ void RunVault(UniqueFd listener, absl::Duration patience) {
     const int64_t left_ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1;
     if (left_ms <= 0) return;
     pollfd next = {listener.get(), POLLIN, 0};
+    // In pieces: poll takes an int of milliseconds, and patience may be longer.
     const int ready = poll(&next, 1, static_cast<int>(std::min<int64_t>(left_ms, 1'000'000)));
     if (ready < 0 && errno != EINTR) return;
     if (ready <= 0) continue;
@@ -164,6 +169,7 @@ void RunVault(UniqueFd listener, absl::Duration patience) {
     if (!daemon.valid()) poll(nullptr, 0, 100);
     // One daemon at a time. The next one waits in the backlog.
     if (!daemon.valid() || !CheckPeerUser(daemon.get()).ok()) continue;
+    // The patience begins when a daemon goes, however long it was there.
     if (vault.Serve(daemon.get())) since = std::chrono::steady_clock::now();
     // Nothing left to hold.
     if (vault.empty()) return;
@@ -185,6 +191,7 @@ absl::Status EndVault(const std::string& socket_dir, const std::string& worker_i
         absl::StrCat(socket_dir, ": the memory of jobs of worker '", worker.worker_id(),
                      "' is held there: give worker '", worker_id, "' another --socket-dir"));
   }
+  // Without anything to hold the vault ends once this connection has.
   for (const auto& [name, parts] : all) RETURN_IF_ERROR((*vault)->Drop(name));
   return absl::OkStatus();
 }

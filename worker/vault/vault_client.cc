@@ -22,6 +22,7 @@ constexpr int kSilenceMs = 1'000, kPatienceMs = 4'000;
 bool VaultClient::Await(short events) const {
   pollfd ready = {socket_.get(), events, 0};
   if (poll(&ready, 1, kSilenceMs) > 0) return true;
+  // The vault's own pid, since it listened once more after its fork (docs/adr/0067).
   const absl::StatusOr<PacketPeer> vault = PeerOf(socket_.get());
   if (vault.ok() && vault->pid > 0)
     // A stopped vault would hold up the daemon for ever, and holds memory that is still needed.
@@ -54,6 +55,7 @@ absl::StatusOr<v1::VaultAnswer> VaultClient::Receive(std::vector<UniqueFd>* fds)
     broken_ = absl::DataLossError("the process that holds the memory sent no answer of its kind");
     return broken_;
   }
+  // The connection stays good: an older vault serves what it does know.
   if (!answer.error().empty()) return absl::UnimplementedError(answer.error());
   // Only after the answer is known to be whole: on errors they close.
   *fds = std::move(packet->fds);
@@ -78,6 +80,7 @@ absl::Status VaultClient::Put(const std::string& owner, const std::string& part,
 
 absl::Status VaultClient::PutMessage(const std::string& owner, const std::string& part,
                                      const google::protobuf::MessageLite& message) {
+  // As memory, since a job's description may be longer than a packet.
   const std::string bytes = message.SerializeAsString();
   // One byte more, as no region is empty.
   ASSIGN_OR_RETURN(const SharedRegion region,

@@ -33,6 +33,7 @@ std::string Describe(uint64_t digest) {
 std::vector<int> MeshPeers(const RankTopology& topology, int rank) {
   std::vector<int> peers = topology.Peers(rank);
   const int host = topology.HostOf(rank);
+  // Small operations go between the hosts' first ranks, which need not be each other's agents.
   if (rank == topology.FirstRank(host)) {
     for (const int leader : OtherLeaders(topology, host)) peers.push_back(leader);
     std::sort(peers.begin(), peers.end());
@@ -55,6 +56,7 @@ HostsCommunicator::HostsCommunicator(Options options)
 // Agree compares digests within the host. Between hosts each frame of the mesh carries the digest.
 absl::Status HostsCommunicator::Run(Operation operation, std::initializer_list<int64_t> arguments,
                                     const std::function<absl::Status()>& body) {
+  // The peers were told the first error, and wait for no operation of this rank any more.
   if (!broken_.ok()) return broken_;
   operation_.digest = OperationDigest(operation, arguments);
   absl::Status status = Agree();
@@ -67,6 +69,7 @@ absl::Status HostsCommunicator::Run(Operation operation, std::initializer_list<i
 absl::Status HostsCommunicator::Break(const absl::Status& status) {
   broken_ = Annotate(status, Describe(operation_.digest));
   options_.local->Abort(broken_);
+  // By the thread that uses the mesh, as Tell requires.
   options_.mesh->Tell(broken_);
   return broken_;
 }
@@ -76,7 +79,10 @@ absl::Status HostsCommunicator::Agree() {
   options_.local->set_timeout(options_.timeout);
   std::vector<uint32_t> digests(options_.local->size());
   const uint32_t mine = static_cast<uint32_t>(operation_.digest);
+  // As data: the digest of the local all-gather is the same for all operations.
   RETURN_IF_ERROR(options_.local->AllGather(&mine, digests.data(), sizeof(mine)));
+  // Longer than the leaders' exchange, so that its error, which names the missing host, comes
+  // first.
   options_.local->set_timeout(options_.timeout + 2 * options_.host_grace);
   for (size_t i = 0; i < digests.size(); ++i) {
     if (digests[i] == mine) continue;
@@ -142,6 +148,7 @@ absl::Status HostsCommunicator::DoAllGather(const void* send, void* recv, int64_
     RETURN_IF_ERROR(Exchange(leaders_, sends_, receives_));
   }
   payload_bytes_copied_ += size() * bytes_per_rank;
+  // Local rank 0 is the leader, which has all blocks. Its failure ends the others' wait here.
   return options_.local->Broadcast(all, size() * bytes_per_rank, 0);
 }
 
@@ -194,6 +201,7 @@ absl::Status HostsCommunicator::DoAllReduce(char* buffer, int64_t count, Element
   const int64_t element_bytes = SizeBytes(type);
   const int64_t chunk =
       std::min(count, std::max<int64_t>(kChunkBytes / (size() * element_bytes), 1));
+  // Gathered whole, so that all ranks add in rank order. Only small or rare things come this way.
   std::vector<char> all(size() * chunk * element_bytes);
   inputs_.resize(size());
   for (int64_t begin = 0; begin < count; begin += chunk) {
@@ -217,6 +225,7 @@ absl::Status HostsCommunicator::DoBroadcast(void* buffer, int64_t bytes, int roo
   const int from = options_.topology.FirstRank(root_host);
   const bool has_it = root_host == host_;
   payload_bytes_copied_ += bytes;
+  // Before the exchange: the leader of the root's host has the bytes only after this.
   if (has_it) {
     RETURN_IF_ERROR(options_.local->Broadcast(buffer, bytes, options_.topology.LocalIndex(root)));
   }
@@ -343,6 +352,7 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
                                                       host::SumOutput recv,
                                                       host::GradientStats* stats) {
   const ElementRange own = slices_by_rank[options_.rank];
+  // Without scale and accumulation: those belong to the last sum, not to a host's.
   const Reduction reduction = {sends_by_rank, {parts, own, dtype}, recv.dtype};
   sends_.clear();
   receives_.clear();
@@ -350,6 +360,8 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
   if (!HasSum(reduction)) RETURN_IF_ERROR(SumLocally(reduction, own, &host_sums_[host_]));
   for (size_t i = 0; i < served_.size(); ++i)
     RETURN_IF_ERROR(SendSum(reduction, i, slices_by_rank[served_[i]]));
+  // All sums that this rank sends are ready by now: none is computed while peers wait in the
+  // exchange.
   ReceiveSums(reduction);
   RETURN_IF_ERROR(Exchange(peers_, sends_, receives_));
   if (options_.device != nullptr) {
@@ -376,6 +388,7 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
 void HostsCommunicator::Abort(absl::Status reason) {
   options_.mesh->Abort(
       absl::AbortedError(absl::StrCat("rank ", options_.rank, ": ", reason.message())));
+  // Both: its own thread may wait in either.
   options_.local->Abort(std::move(reason));
 }
 

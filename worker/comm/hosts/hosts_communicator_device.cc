@@ -104,6 +104,7 @@ absl::Status HostsCommunicator::FinishToDevice(const Reduction& reduction, doubl
         return host_sums_[host].data() + part.packed_elements * SizeBytes(recv.dtype);
       },
       [&](const SlicePart& part) { return result.At(part.packed_elements); }, stats));
+  // It waits for the copies: the kernels of the step read the sums on another stream.
   return CopyParts(reduction, recv, /*to_device=*/true);
 }
 

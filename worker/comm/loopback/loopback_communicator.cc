@@ -55,6 +55,7 @@ absl::Status LoopbackCommunicator::AllReduce(void* buffer, int64_t count, Elemen
                                              ReduceOp op, double scale) {
   RETURN_IF_ERROR(CheckAllReduce(buffer, count, type, op, scale));
   RETURN_IF_ERROR(CheckNotAborted());
+  // As often as there would be ranks: sums, and their rounding, are those of equal ranks.
   const std::vector<const void*> inputs(size_, buffer);
   host::CombineElements(inputs, type, op, scale, count, buffer);
   return absl::OkStatus();
@@ -89,6 +90,7 @@ absl::Status LoopbackCommunicator::ReduceScatterMapped(
 
 void LoopbackCommunicator::Abort(absl::Status reason) {
   absl::MutexLock lock(&mu_);
+  // The first reason stays, as with real peers.
   if (!aborted_.ok()) return;
   aborted_ = absl::AbortedError(absl::StrCat("rank ", rank_, ": ", reason.message()));
 }

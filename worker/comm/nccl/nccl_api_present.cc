@@ -58,6 +58,7 @@ ncclRedOp_t Of(NcclOp op) { return static_cast<ncclRedOp_t>(op); }
 class Library : public NcclApi {
  public:
   absl::Status Load() {
+    // Not linked: it is larger than all of ours, and most nodes have none (docs/adr/0027).
     void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return absl::NotFoundError(dlerror());
 #define TESSERA_NCCL_RESOLVE(name)                                      \

@@ -120,6 +120,7 @@ absl::Status NcclCommunicator::Broadcast(void* buffer, int64_t bytes, int root) 
 }
 
 NcclCommunicator::Scaling NcclCommunicator::ScalingOf(ElementType type, double scale) const {
+  // One answer on all ranks (LibrarySumsFp8), or some would sum by kernel and some by the library.
   if (type.is_fp8() && !library_sums_fp8_) return Scaling::kByKernel;
   if (scale == 1) return Scaling::kNone;
   // The library would round it: in FP8 a third is 3% too large.
@@ -156,6 +157,8 @@ absl::Status NcclCommunicator::ReduceScatter(const void* send, host::SumOutput r
       Operation::kReduceScatter,
       {count_per_rank, type.number(), static_cast<int64_t>(recv.dtype), DigestOf(scale)})));
   if (count_per_rank == 0) return absl::OkStatus();
+  // Only on request: the library's order of summands is its own, so bits may differ
+  // (docs/adr/0027).
   if (options_.library_sums && type == recv.dtype) {
     return Finish(SumByLibrary(send, recv.data, count_per_rank, recv.dtype, scale));
   }
@@ -306,7 +309,9 @@ absl::Status NcclCommunicator::SumParts(const MappedSum& sum, host::SumOutput re
   }
   // Pinned memory: kernels add to it, and it may be read after Await.
   auto* measured = stats == nullptr ? nullptr : stats_.data_as<host::GradientStats>();
+  // Nothing of the last reduction is under way: each waits for the stream.
   if (measured != nullptr) *measured = {};
+  // As AppendMoves has packed what came: part after part.
   int64_t packed = 0;
   for (const ElementRange& part : sum.parts) {
     const ElementRange mine = Intersect(part, own);

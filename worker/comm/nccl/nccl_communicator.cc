@@ -17,6 +17,7 @@ namespace tessera {
 namespace {
 
 // The versions of all ranks; each must be the same, or the library refuses or hangs.
+// Over the control communicator, where a missing rank is named: nothing of NCCL was called yet.
 absl::Status CompareVersions(NcclApi* nccl, Communicator* control) {
   int version = 0;
   const NcclResult result = nccl->GetVersion(&version);
@@ -37,6 +38,7 @@ absl::Status CompareVersions(NcclApi* nccl, Communicator* control) {
 // Where each rank is: two on one GPU the library refuses, each with another error or none.
 absl::Status ComparePlaces(const DirectPlace& place, Communicator* control) {
   std::vector<DirectPlace> places(control->size());
+  // Every rank compares all places, so all fail alike and none is left waiting in the library.
   RETURN_IF_ERROR(control->AllGather(&place, places.data(), sizeof(place)));
   const auto shared = RanksOfOneDevice(places);
   return shared.has_value() ? absl::FailedPreconditionError(DescribeShared(*shared, places))
@@ -85,6 +87,7 @@ absl::StatusOr<std::shared_ptr<NcclRank>> MakeRank(const NcclCommunicator::Optio
   ranked.size = options.control->size();
   ranked.timeout = options.timeout;
   ranked.call_timeout = options.call_timeout;
+  // Polled in each wait: NCCL itself does not learn that the epoch was ended.
   ranked.aborted = options.control_aborted;
   return std::make_shared<NcclRank>(ranked, std::move(stream), std::move(event));
 }
@@ -117,6 +120,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(const
 }
 
 absl::Status NcclCommunicator::Meet() {
+  // Questions on the CPU before the first call that joins: a rank that differs would hang there.
   RETURN_IF_ERROR(CompareVersions(options_.nccl, options_.control));
   RETURN_IF_ERROR(ComparePlaces(options_.place, options_.control));
   if (options_.library_sums) {
@@ -144,6 +148,7 @@ NcclCommunicator::~NcclCommunicator() {
   }
   const absl::Status aborted = nccl_->Close();
   if (!aborted.ok()) TESSERA_LOG(ERROR, "NCCL cannot be aborted: {}", aborted.ToString());
+  // Closed in order: nothing of the device refers to what is freed now.
   if (nccl_->phase() != NcclPhase::kStuck) return;
   // A stuck call may still use all of it, until the process ends.
   KeepForEver(std::move(nccl_));
@@ -167,6 +172,8 @@ absl::Status NcclCommunicator::RegisterOwn() {
 
 absl::Status NcclCommunicator::Register() {
   // A rank without a usable communicator meets nobody: the others learn of its abort instead.
+  // It may fail on this rank alone, and a call with memory registered on some ranks only is
+  // undefined.
   const absl::Status own = RegisterOwn();
   if (nccl_->phase() == NcclPhase::kStuck || absl::IsAborted(own)) return own;
   could_register_ = own.ok();
@@ -181,6 +188,7 @@ absl::Status NcclCommunicator::Register() {
   if (is_registered_) return absl::OkStatus();
   if (own.ok()) {
     TESSERA_LOG(INFO, "no memory is registered with NCCL: rank {} cannot", cannot - all.begin());
+    // No operation has run yet, so the library has nothing under way on that memory.
     RETURN_IF_ERROR(nccl_->Deregister());
   }
   // It is memory of the kind to register. Later staging is allocated as needed.
@@ -190,6 +198,8 @@ absl::Status NcclCommunicator::Register() {
 
 absl::Status NcclCommunicator::Agree(uint32_t digest) {
   if (!broken_.ok()) return broken_;
+  // NCCL is called once all ranks are here with the same operation, so none can hang in it for a
+  // missing one (docs/adr/0027).
   const absl::Status met = options_.control->AllGather(&digest, digests_.data(), sizeof(digest));
   if (!met.ok()) return End(Annotate(met, OperationName(digest)));  // The others know.
   for (int r = 0; r < size(); ++r) {
@@ -218,6 +228,7 @@ absl::Status NcclCommunicator::Break(absl::Status status) {
 }
 
 absl::Status NcclCommunicator::End(absl::Status status) {
+  // Before the abort, which may take its time: each call from now on returns this.
   broken_ = std::move(status);
   // With whatever else the device has running, which the abort might wait for.
   const absl::Status aborted = nccl_->Abort(broken_);
@@ -233,6 +244,7 @@ absl::Status NcclCommunicator::End(absl::Status status) {
 }
 
 absl::Status NcclCommunicator::Revoke(absl::Status reason) {
+  // The others first: they may wait for this rank while the library is asked.
   options_.control->Abort(reason);
   const absl::Status revoked = nccl_->Revoke(reason);
   if (broken_.ok()) {

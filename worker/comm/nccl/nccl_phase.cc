@@ -11,6 +11,7 @@ NcclStep Next(NcclPhase phase, NcclEvent event) {
   if (phase == NcclPhase::kAborted) return stay;
   switch (event) {
     case NcclEvent::kJoined:
+      // A join that ends after an abort leaves the communicator aborted.
       return phase == NcclPhase::kJoining ? NcclStep{NcclPhase::kReady, NcclCall::kNone} : stay;
     case NcclEvent::kRevoke:
       if (phase == NcclPhase::kReady) return {NcclPhase::kRevoked, NcclCall::kRevoke};

@@ -29,11 +29,13 @@ absl::Status NcclRank::Call(std::function<absl::Status(NcclRank*)> work, bool ab
   const absl::Status status = options_.thread->Run(
       [self = shared_from_this(), work = std::move(work), aborts]() -> absl::Status {
         // An abort has to reach the library even where the context is broken.
+        // Contexts are current by thread, and this one serves all communicators of the device.
         const absl::Status usable = self->stream_->context()->Use();
         if (!usable.ok() && !aborts) return usable;
         return work(self.get());
       },
       options_.call_timeout);
+  // Whichever communicator's call it was: they share the thread, and none can call any more.
   if (options_.thread->stuck()) phase_ = Next(phase_, NcclEvent::kAbortHung).next;
   return status;
 }
@@ -68,6 +70,7 @@ absl::Status NcclRank::Poll(const std::string& call,
     // What was aborted is reached too, with whatever it left in memory.
     RETURN_IF_ERROR(ended_along());
     if (is_done) return absl::OkStatus();
+    // Work that is done wins over an end that came with it: the next call sees the end.
     if (options_.aborted()) return absl::AbortedError(absl::StrCat(call, ": the epoch was ended"));
     if (SteadyNow() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
@@ -91,6 +94,7 @@ absl::Status NcclRank::Join(const NcclUniqueId& id) {
         call, options.api->CommInitRankConfig(&self->comm_, options.size, id, options.rank)));
     if (self->comm_ == nullptr)
       return absl::InternalError("ncclCommInitRankConfig created no communicator");
+    // Weak: the list must not keep a communicator that its owner has closed.
     self->ranks_of_device_->push_back(self->weak_from_this());
     return absl::OkStatus();
   }));
@@ -148,6 +152,7 @@ absl::Status NcclRank::Issue(const std::string& call, Group group) {
     // The group is ended whatever happened within, or the next one would be inside of it.
     const NcclResult issued = group(self->comm_, self->stream_->handle());
     *ended = api->GroupEnd();
+    // What was issued tells more than how the group ended.
     RETURN_IF_ERROR(self->ToStatus(call, issued));
     return self->ToStatus(call, *ended);
   }));
@@ -180,6 +185,7 @@ absl::Status NcclRank::End(const absl::Status& reason) {
 
 absl::Status NcclRank::Drain() {
   stream_->Record(event_.get());
+  // Aborted kernels end by themselves. If they do not, only the end of the process ends them.
   const absl::Time deadline = SteadyNow() + options_.call_timeout;
   while (!event_->Query()) {  // An event of a broken device counts as reached.
     if (SteadyNow() > deadline) {

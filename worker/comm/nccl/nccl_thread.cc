@@ -34,6 +34,7 @@ NcclThread::~NcclThread() {
 }
 
 absl::Status NcclThread::Run(absl::AnyInvocable<absl::Status()> work, absl::Duration timeout) {
+  // Shared: the thread may still run it when this call has given up.
   auto job = std::make_shared<Job>();
   job->work = std::move(work);
   absl::MutexLock lock(&state_->mu);
@@ -42,6 +43,7 @@ absl::Status NcclThread::Run(absl::AnyInvocable<absl::Status()> work, absl::Dura
   }
   state_->jobs.push_back(job);
   if (AwaitWithTimeout(&state_->mu, absl::Condition(&job->done), timeout)) return job->result;
+  // For good: what the call still uses is unknown, and the library's state with it.
   state_->stuck = true;
   return absl::DeadlineExceededError(
       absl::StrCat("a call of NCCL did not come back within ", absl::FormatDuration(timeout)));
@@ -67,6 +69,7 @@ void NcclThread::Loop(State* state) {
       job = std::move(state->jobs.front());
       state->jobs.pop_front();
     }
+    // Without the lock: callers wait on it with a deadline of their own.
     absl::Status result = job->work();
     // What the work holds is released before its caller goes on, and outside the lock.
     job->work = nullptr;

@@ -17,6 +17,7 @@ absl::StatusOr<std::unique_ptr<StagedCommunicator>> StagedCommunicator::Create(C
 
 absl::Status StagedCommunicator::Reserve(Buffer* buffer, int64_t size_bytes) {
   if (buffer->size_bytes() >= size_bytes) return absl::OkStatus();
+  // First, so that there is room for the larger one.
   *buffer = Buffer();
   ASSIGN_OR_RETURN(*buffer, device_->Allocate(size_bytes));
   return absl::OkStatus();
@@ -25,6 +26,7 @@ absl::Status StagedCommunicator::Reserve(Buffer* buffer, int64_t size_bytes) {
 absl::Status StagedCommunicator::Copy(void* to, const void* from, int64_t size_bytes) {
   if (size_bytes == 0) return absl::OkStatus();
   device_->Copy(stream_.get(), to, from, size_bytes);
+  // The inner communicator works on a stream of its own, which does not wait for this one.
   stream_->Synchronize();
   return device_->status();
 }
@@ -38,6 +40,7 @@ absl::Status StagedCommunicator::AllGather(const void* send, void* recv, int64_t
   RETURN_IF_ERROR(Reserve(&second_, bytes_per_rank));
   char* const own = first_.data_as<char>() + rank() * bytes_per_rank;
   const bool in_place = send == static_cast<char*>(recv) + rank() * bytes_per_rank;
+  // The inner call aliases as the caller's does.
   void* const from = in_place ? own : second_.data();
   RETURN_IF_ERROR(Copy(from, send, bytes_per_rank));
   RETURN_IF_ERROR(inner_->AllGather(from, first_.data(), bytes_per_rank));

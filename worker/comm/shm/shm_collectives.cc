@@ -34,6 +34,7 @@ char* ShmCommunicator::Half(int rank, int half) const {
 void ShmCommunicator::CopyPayload(void* to, const void* from, int64_t bytes) {
   if (to == from || bytes == 0) return;
   std::memcpy(to, from, static_cast<size_t>(bytes));
+  // Relaxed: a number for displays, by which nothing is published.
   payload_bytes_copied_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
@@ -44,12 +45,14 @@ absl::Status ShmCommunicator::AllGatherMapped(std::byte*, int64_t) {
 }
 
 absl::Status ShmCommunicator::AllGather(const void* send, void* recv, int64_t bytes_per_rank) {
+  // Arguments first, here and below: what is refused has told the others nothing, who still wait.
   RETURN_IF_ERROR(CheckAllGather(send, recv, bytes_per_rank, options_.size));
   const uint32_t digest = OperationDigest(Operation::kAllGather, {bytes_per_rank});
   char* to = static_cast<char*>(recv);
   const bool reads = reads_memory_ && options_.size > 1 && options_.size <= kMaxReaders;
   if (reads && bytes_per_rank >= kMinReadBytes) return ReadPeers(send, to, bytes_per_rank, digest);
   int64_t begin = 0;
+  // At least one round: of no bytes, too, the ranks meet.
   do {
     const int64_t chunk = std::min(bytes_per_rank - begin, half_bytes());
     if (options_.size > 1) CopyPayload(Half(options_.rank, half_), Bytes(send) + begin, chunk);
@@ -114,6 +117,7 @@ absl::Status ShmCommunicator::ReduceScatter(const void* send, host::SumOutput re
     for (int r = 0; r < options_.size; ++r) {
       sources_[r] = r == options_.rank ? piece_of(r) : Half(r, half_) + options_.rank * piece_bytes;
     }
+    // In rank order, on whichever rank: the bits do not depend on who came first (docs/adr/0014).
     host::SumElements(sources_, type, chunk, scale, false, recv.At(begin), nullptr);
     half_ = 1 - half_;
     begin += chunk;
@@ -151,6 +155,7 @@ absl::Status ShmCommunicator::AllReduceChunk(char* buffer, int64_t count,
     combine(count, buffer);
     return absl::OkStatus();
   }
+  // One phase instead of two: each rank adds everything by itself, in the same order.
   if (count * element_bytes <= kSmallAllReduceBytes) {
     for (int r = 0; r < options_.size; ++r) sources_[r] = Half(r, half_);
     combine(count, buffer);
@@ -203,6 +208,7 @@ absl::Status ShmCommunicator::ReduceScatterMapped(absl::Span<const void* const> 
                                                   host::GradientStats* stats) {
   RETURN_IF_ERROR(CheckReduceScatterMapped(sends_by_rank, slices_by_rank, parts, dtype, recv,
                                            options_.rank, options_.size));
+  // Slices and parts follow from the job's layout: the digest has only what a caller chooses.
   const ElementRange slice = slices_by_rank[options_.rank];
   const uint32_t digest =
       OperationDigest(Operation::kReduceScatterMapped,
@@ -215,6 +221,7 @@ absl::Status ShmCommunicator::ReduceScatterMapped(absl::Span<const void* const> 
         return Bytes(sends_by_rank[r]) + part.range.begin * SizeBytes(dtype);
       },
       [&](const SlicePart& part) { return recv.At(part.range.begin - slice.begin); }, stats);
+  // The others are on their way into the second phase, which would not come.
   if (!reduced.ok()) return Break(reduced);
   // A peer reads this rank's gradient until it enters this phase. The caller may overwrite it
   // after.

@@ -128,6 +128,7 @@ absl::Status ShmCommunicator::Join() {
   }
   // A second round: memory is read only if all ranks can, so that all take the same path.
   mine->reads_memory.store(CanReadPeers(), std::memory_order_relaxed);
+  // Release: `reads_memory` above is visible to each rank that sees this.
   Publish(&mine->probed, options_.epoch);
   RETURN_IF_ERROR(AwaitAll(&RankSlot::probed));
   reads_memory_ = true;
@@ -139,6 +140,7 @@ absl::Status ShmCommunicator::Join() {
 }
 
 absl::Status ShmCommunicator::AwaitAll(WaitWord RankSlot::*word) {
+  // One for all ranks: a wait for each would add up.
   const absl::Time deadline = SteadyNow() + options_.join_timeout;
   for (int r = 0; r < options_.size; ++r) {
     const absl::Status status = WaitUntil(
@@ -155,6 +157,7 @@ absl::Status ShmCommunicator::AwaitAll(WaitWord RankSlot::*word) {
 }
 
 bool ShmCommunicator::CanReadPeers() const {
+  // The kernel refuses it where a process cannot be dumped or traced. Then all data is staged.
   if (!options_.reads_peers_memory) return false;
   for (int r = 0; r < options_.size; ++r) {
     if (r == options_.rank) continue;
@@ -164,19 +167,23 @@ bool ShmCommunicator::CanReadPeers() const {
     const absl::Status read =
         ReadProcessMemory(slot->process.load(std::memory_order_relaxed),
                           slot->offered.load(std::memory_order_relaxed), &found, sizeof(found));
+    // The nonce shows that the pid means the same process here as it does to that rank.
     if (!read.ok() || found != slot->nonce.load(std::memory_order_relaxed)) return false;
   }
   return true;
 }
 
 absl::Status ShmCommunicator::Phase(uint32_t digest) {
+  // After the first error the ranks' phases need not match any more.
   if (!broken_.ok()) return broken_;
   // The reason is in the region. Break fetches it.
   if (abort_.raised()) return Break(absl::AbortedError(""));
+  // From 1: a slot that was reset for this epoch has 0, and nobody has arrived.
   const uint32_t phase = ++phase_;
   RankSlot* mine = region_.slot(options_.channel, options_.rank);
   // The digest first: peers read it once they have seen the arrival.
   mine->digests[phase % 2].store(digest, std::memory_order_relaxed);
+  // Release: what this rank has staged is visible to each rank that sees this.
   Publish(&mine->arrived, phase);
   // Set only if some peer is late, so that a phase in which all are there reads no clock.
   absl::Time deadline = absl::InfinitePast();
@@ -236,6 +243,7 @@ std::string ShmCommunicator::MissingRanks(WaitWord RankSlot::*word, uint32_t val
 }
 
 void ShmCommunicator::Abort(absl::Status reason) {
+  // Not broken_, which is the calling thread's: its next look at the region finds the abort.
   region_.Abort(options_.epoch,
                 absl::StrCat("rank ", Named(options_.rank), ": ", reason.message()));
 }

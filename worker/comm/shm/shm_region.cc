@@ -11,8 +11,10 @@ namespace tessera {
 namespace {
 
 // Moves `word` up to `value`; returns whether this call moved it.
+// Never down: an abort of an older epoch that comes late must not end a newer one.
 bool RaiseTo(std::atomic<uint32_t>* word, uint32_t value) {
   uint32_t current = word->load(std::memory_order_acquire);
+  // A failed exchange has loaded the newer value: whoever raised it farther has done this, too.
   while (current < value) {
     if (word->compare_exchange_weak(current, value, std::memory_order_acq_rel)) return true;
   }
@@ -41,12 +43,14 @@ void ShmRegion::Abort(uint32_t epoch, absl::string_view reason) const {
     // Pairs with the acquire in AbortReason: a reader of this epoch sees the whole text.
     block->reason_epoch.store(epoch, std::memory_order_release);
   }
+  // After the reason, so that a wait which ends by this usually finds it.
   // The claimant may have died before this: the abort itself never depends on it.
   RaiseTo(&block->aborted_epoch, epoch);
   WakeEveryone();
 }
 
 void ShmRegion::Supersede(uint32_t epoch) const {
+  // Without a reason: a straggler is told that a later epoch was seen.
   if (RaiseTo(&abort_block()->aborted_epoch, epoch - 1)) WakeEveryone();
 }
 

@@ -42,6 +42,7 @@ Greeting EncodeGreeting(const Hello& hello) {
   return greeting;
 }
 
+// Any process that reaches the port may send one. Whom it is from is decided by the secret.
 std::optional<Hello> DecodeGreeting(const Greeting& greeting) {
   const uint32_t from = Load<uint32_t>(&greeting[8]), to = Load<uint32_t>(&greeting[12]);
   // The bounds keep the casts to int within range.
@@ -88,6 +89,7 @@ absl::StatusOr<PeerAddress> ParsePeerAddress(const std::string& text) {
   const bool hex = parts.size() == 3 && parts[2].size() == 2 * address.secret.size() &&
                    std::all_of(parts[2].begin(), parts[2].end(),
                                [](unsigned char c) { return absl::ascii_isxdigit(c); });
+  // A secret that is too short would be padded, and easier to guess.
   if (!hex || parts[0].empty() || !absl::SimpleAtoi(parts[1], &port) || port < 1 || port > 65535) {
     return absl::InvalidArgumentError("not the address of a rank: want IP PORT SECRET");
   }

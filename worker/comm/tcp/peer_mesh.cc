@@ -37,6 +37,7 @@ constexpr size_t kMaxStrangers = 64;
 struct MoveAll {
   static constexpr size_t kMaxCallBytes = size_t{4} << 20;
   const absl::Status* failure;
+  // 0 ends the operation, so that a failed mesh moves no more of a large part.
   size_t operator()(const ErrorCode& error, size_t) const {
     return error || !failure->ok() ? 0 : kMaxCallBytes;
   }
@@ -161,6 +162,7 @@ absl::Status AsioMesh::Open() {
   const tcp::endpoint any_port(host, 0);
   acceptor_.open(any_port.protocol(), error);
   if (!error) acceptor_.bind(any_port, error);
+  // As many as the kernel lets wait: peers connect at once, and strangers must not crowd them out.
   if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
   if (error) {
     return absl::UnavailableError(
@@ -185,6 +187,7 @@ void AsioMesh::CancelAll() {
     // Connected sockets are cancelled but not closed: Tell may still send the reason on them.
     for (auto& [peer, link] : links_) link->socket.cancel(ignored);
     for (auto& link : dialing_) link->socket.close(ignored);
+    // It cannot block for long: what is cancelled or closed completes at once.
     io_.run_one();
   }
 }
@@ -193,6 +196,7 @@ absl::Status AsioMesh::Run(absl::Time deadline, const std::function<bool()>& sto
   // Without `stop` there is nothing to look at in between: Abort posts a handler, which ends the
   // wait.
   const absl::Duration longest = stop == nullptr ? absl::Hours(1) : kStopInterval;
+  // One thread runs all handlers, in here: they need no lock, and none runs between operations.
   while (pending_ > 0 && failure_.ok()) {
     absl::Status aborted = AbortReason();
     if (aborted.ok() && stop != nullptr && stop()) aborted = absl::AbortedError("told to stop");
@@ -222,6 +226,7 @@ absl::Status AsioMesh::Connect(const std::map<int, std::string>& addresses, absl
   }
   Accept();
   const absl::Status status = Run(deadline, stop);
+  // In any case: from here on no connection is a peer's.
   EndAccepting();
   if (absl::IsDeadlineExceeded(status)) {
     std::vector<int> missing;
@@ -238,6 +243,8 @@ absl::Status AsioMesh::Connect(const std::map<int, std::string>& addresses, absl
 // The lower rank dials, the higher one accepts.
 absl::Status AsioMesh::Dial(int peer, const std::string& address) {
   ASSIGN_OR_RETURN(const PeerAddress to, ParsePeerAddress(address));
+  // The address comes from the peer's worker, through the coordinator. It is parsed before it is
+  // used.
   peer_secrets_[peer] = to.secret;
   ++pending_;
   // Counted as pending: this peer dials, and its greeting ends the wait for it.
@@ -248,6 +255,7 @@ absl::Status AsioMesh::Dial(int peer, const std::string& address) {
     return absl::InvalidArgumentError(absl::StrCat("'", to.host, "' is not an IP address"));
   Link* link = dialing_.emplace_back(std::make_unique<Link>(peer, tcp::socket(io_))).get();
   ++running_;
+  // A refused connection is no reason to try again: the peer listens before its address is told.
   link->socket.async_connect(tcp::endpoint(host, to.port), [this, link](ErrorCode error) {
     --running_;
     if (error) return FailLink(*link, error);
@@ -258,6 +266,7 @@ absl::Status AsioMesh::Dial(int peer, const std::string& address) {
 
 void AsioMesh::Greet(Link* link) {
   ErrorCode ignored;
+  // Frames are whole messages: a small one must not wait for the next.
   link->socket.set_option(tcp::no_delay(true), ignored);
   auto greeting = std::make_shared<Greeting>(
       EncodeGreeting({options_.epoch, options_.rank, link->peer, peer_secrets_.at(link->peer)}));
@@ -301,6 +310,7 @@ void AsioMesh::ReadGreeting(tcp::socket socket) {
     strangers_.pop_front();
   }
   auto stranger = strangers_.emplace_back(std::make_shared<Stranger>(std::move(socket)));
+  // The handler keeps the stranger alive: closing it from outside ends this read.
   asio::async_read(stranger->socket, asio::buffer(stranger->greeting),
                    [this, stranger](ErrorCode error, size_t) {
                      strangers_.remove(stranger);
@@ -336,6 +346,7 @@ void AsioMesh::OnGreeting(Stranger* stranger) {
 absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int> peers,
                                 absl::Span<const Part> sends, absl::Span<const Part> receives,
                                 absl::Time deadline) {
+  // After an error it is unknown what is in the sockets: the mesh is not used again.
   if (!failure_.ok()) return failure_;
   // At its size before handlers keep pointers to its elements.
   transfers_.resize(peers.size());
@@ -358,6 +369,7 @@ absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int
       transfer.in.push_back(asio::buffer(part.data, static_cast<size_t>(part.bytes)));
       transfer.in_bytes += part.bytes;
     }
+    // The length of the parts is known only now. `out` refers to the header's place already.
     transfer.out_header = EncodeFrameHeader(
         {FrameKind::kExchange, operation.digest, transfer.link->sent++, out_bytes});
   }
@@ -371,6 +383,7 @@ absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int
   if (status.ok()) return status;
   std::vector<int> missing;
   for (const Transfer& transfer : transfers_) {
+    // Part of the frame may be sent: what follows it would be taken for its bytes.
     if (!transfer.sent) transfer.link->torn = true;
     if (!transfer.received) missing.push_back(transfer.link->peer);
   }
@@ -448,6 +461,7 @@ void AsioMesh::ReceiveFailure(Transfer* transfer) {
                    [this, transfer](ErrorCode, size_t bytes) {
                      --running_;
                      transfer->failure.resize(bytes);
+                     // Whatever came of it: a text that is cut says more than none.
                      Fail(absl::AbortedError(transfer->failure));
                    });
 }
@@ -455,6 +469,7 @@ void AsioMesh::ReceiveFailure(Transfer* transfer) {
 void AsioMesh::Abort(const absl::Status& reason) {
   {
     absl::MutexLock lock(&mu_);
+    // The first reason is the one that ends the waits.
     if (!abort_reason_.ok()) return;
     abort_reason_ = absl::AbortedError(reason.message());
   }
@@ -462,6 +477,7 @@ void AsioMesh::Abort(const absl::Status& reason) {
 }
 
 void AsioMesh::Tell(const absl::Status& reason) {
+  // First, so that nothing is sent on the mesh after its last word.
   Fail(absl::AbortedError(reason.message()));
   CancelAll();
   const std::string text(reason.message().substr(0, kMaxFailureBytes));
@@ -474,6 +490,7 @@ void AsioMesh::Tell(const absl::Status& reason) {
                                                        asio::buffer(text)};
       // A peer that does not read must not hold up this rank. It then sees the socket close.
       link->socket.non_blocking(true, error);
+      // One try. A frame that goes out in part says nothing, so its link is closed.
       const size_t written = link->socket.write_some(frame, error);
       if (!error && written == header.bytes.size() + text.size()) continue;
     }

@@ -66,6 +66,7 @@ CUevent Native(CudaEventHandle* event) { return reinterpret_cast<CUevent>(event)
 class Driver : public CudaApi {
  public:
   absl::Status Load() {
+    // Not linked: programs also run on nodes without a driver (docs/adr/0008).
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return absl::NotFoundError(dlerror());
 #define TESSERA_CUDA_RESOLVE(name)                                                             \

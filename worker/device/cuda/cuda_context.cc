@@ -74,6 +74,8 @@ absl::StatusOr<std::unique_ptr<PrimaryContext>> PrimaryContext::Create(CudaApi* 
 }
 
 PrimaryContext::~PrimaryContext() {
+  // The primary one, which the trainer's own code shares in its process: it goes with the last
+  // user.
   if (context_ != nullptr) Check(api_->DevicePrimaryCtxRelease(device_));
 }
 
@@ -81,6 +83,8 @@ bool PrimaryContext::Check(const absl::Status& status) {
   if (status.ok()) return true;
   absl::MutexLock lock(&mu_);
   // Only the first: later errors are its consequences.
+  // For good: after most errors each call of the context fails, so the executor ends
+  // (docs/adr/0040).
   if (first_error_.ok()) {
     first_error_ = Annotate(status, name_);
     TESSERA_LOG(ERROR, "{}", first_error_.ToString());

@@ -41,6 +41,7 @@ absl::StatusOr<Buffer> CudaDevice::Allocate(int64_t size_bytes) {
   if (size_bytes == 0) return Buffer();
   RETURN_IF_ERROR(Annotate(context_->Use(), name()));
   const absl::StatusOr<CudaAddress> address = context_->api()->MemAlloc(size_bytes);
+  // The caller's error alone: nothing is void after it, and the device goes on (docs/adr/0040).
   if (!address.ok()) return OutOfMemory(address.status(), size_bytes);
   // Let go on any thread, so the context is made current there first.
   return Buffer(reinterpret_cast<void*>(*address), size_bytes,

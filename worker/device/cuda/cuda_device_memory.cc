@@ -43,10 +43,13 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> CudaDeviceMemory::Create(CudaApi* 
   // Executors will ask for as much.
   ASSIGN_OR_RETURN(const int device,
                    FindCudaDevice(api, name, CudaDevice::Options().min_driver_version));
+  // By its UUID executors and trainers find the same GPU, whatever they number it.
   ASSIGN_OR_RETURN(const DeviceUuid uuid, api->DeviceGetUuid(device));
   const KeeperMemoryChoice choice = FindKeeperMemory(api, device);
   if (choice.where == KeeperMemory::kNowhere)
     return absl::FailedPreconditionError(absl::StrCat("cuda:", device, ": ", choice.reason));
+  // The worker starts all the same: trainers that host their executors can use the GPU
+  // (docs/adr/0043).
   if (choice.where == KeeperMemory::kInTrainer)
     return std::make_unique<InProcessDeviceMemory>(DeviceName(device, uuid), choice.reason);
   std::unique_ptr<PrimaryContext> context;
@@ -85,6 +88,7 @@ absl::StatusOr<std::unique_ptr<MemoryReader>> CudaDeviceMemory::OpenReader(int d
                                                                            int64_t size_bytes) {
   CudaDevice::Options options;
   options.device = device_;
+  // An error of it fails the read and belongs to no rank (docs/adr/0040).
   ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, CudaDevice::Create(api_, options));
   const SharingDevice sharing = {api_, device_, device->context()};
   RETURN_IF_ERROR(sharing.Use());

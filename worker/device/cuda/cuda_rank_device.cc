@@ -34,6 +34,7 @@ absl::StatusOr<Buffer> CudaRankDevice::MapRegion(int descriptor, int64_t size_by
   RETURN_IF_ERROR(sharing.Use());
   ASSIGN_OR_RETURN(const int64_t granularity,
                    sharing.api->MemGetAllocationGranularity(sharing.device));
+  // As its creator has rounded it: mappings are of whole granules.
   ASSIGN_OR_RETURN(const int64_t rounded, RoundUpToGranularity(size_bytes, granularity));
   ASSIGN_OR_RETURN(DeviceMapping mapping,
                    DeviceMapping::Import(sharing, descriptor, rounded,
@@ -55,6 +56,7 @@ Buffer CudaRankDevice::Known(Buffer memory) {
   const auto begin = reinterpret_cast<uintptr_t>(data);
   {
     absl::MutexLock lock(&mu_);
+    // Asked by the address alone: kernels of an offloaded rank get pointers of both kinds.
     regions_[begin] = size_bytes;
   }
   return Buffer(data, size_bytes, [this, begin, memory = std::move(memory)]() mutable {

@@ -51,6 +51,7 @@ CudaRankKernels::~CudaRankKernels() {
   if (stream_ != nullptr) stream_->Synchronize();
 }
 
+// A refused launch is the device's error, as one that fails later: the next Finish returns it.
 void CudaRankKernels::Note(const absl::Status& status) { device_->context()->Check(status); }
 
 void CudaRankKernels::Copy(void* to, const void* from, int64_t size_bytes) {

@@ -18,6 +18,7 @@ static_assert(sizeof(SharedEventName) == sizeof(CudaIpcEventHandle));
 class CudaSharedEvent::Registry {
  public:
   static Registry& OfThisProcess() {
+    // Never destroyed: threads may outlive main.
     static Registry* const registry = new Registry();
     return *registry;
   }
@@ -51,6 +52,7 @@ absl::StatusOr<std::unique_ptr<CudaSharedEvent>> CudaSharedEvent::Create(Primary
   auto event = absl::WrapUnique(new CudaSharedEvent(context, handle));
   ASSIGN_OR_RETURN(const CudaIpcEventHandle name, context->api()->IpcGetEventHandle(handle));
   memcpy(event->name_.bytes, name.bytes, sizeof(name.bytes));
+  // Shared with those that open it here: it may be destroyed while they query it.
   event->made_ = std::make_shared<Made>(handle);
   Registry::OfThisProcess().Add(event->name_, event->made_);
   return event;

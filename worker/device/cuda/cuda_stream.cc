@@ -46,6 +46,7 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(PrimaryContext* c
   if (!handle.ok()) return Annotate(handle.status(), what);
   // Stored at once: the destructor destroys what there is.
   stream->handle_ = *handle;
+  // In pinned memory: the device waits for it, and this process's thread counts it up.
   absl::StatusOr<void*> word = context->api()->MemHostAlloc(sizeof(uint32_t));
   if (!word.ok())
     return Annotate(NameWantedMemory(context->api(), word.status(), sizeof(uint32_t)), what);
@@ -69,6 +70,7 @@ CudaStream::~CudaStream() {
     thread_.join();
   }
   context_->Check(context_->Use());
+  // After the thread, which uses both.
   if (handle_ != nullptr) context_->Check(context_->api()->StreamDestroy(handle_));
   if (word_ != nullptr) context_->Check(context_->api()->MemFreeHost(word_));
 }
@@ -147,6 +149,7 @@ void CudaStream::Synchronize() {
 
 void CudaStream::RunWhatIsLeft(bool synchronized) {
   absl::MutexLock lock(&mu_);
+  // The thread then runs what is left without being notified: captures are let go, waits end.
   if (!synchronized) broken_ = true;
   if (!broken_) return;  // The stream has waited for its host work.
   const auto idle = [this]()

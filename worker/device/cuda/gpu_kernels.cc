@@ -54,6 +54,8 @@ absl::StatusOr<std::unique_ptr<GpuKernels>> GpuKernels::Create(CudaDevice* devic
   const int64_t room_bytes = gpu::MeasureRoom(max_count) * int64_t{sizeof(double)};
   ASSIGN_OR_RETURN(Buffer room, device->Allocate(room_bytes));
   RETURN_IF_ERROR(device->context()->Use());
+  // Now: a kernel's first launch waits for all that runs on the device, NCCL's for a missing rank
+  // included (docs/adr/0076).
   RETURN_IF_ERROR(Launched("(loading all of them)", gpu::LoadKernels()));
   return absl::WrapUnique(new GpuKernels(device, max_count, std::move(room)));
 }

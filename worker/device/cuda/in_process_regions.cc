@@ -102,6 +102,7 @@ class RegionTable {
     CudaDevice::Options options;
     options.device = device;
     ASSIGN_OR_RETURN(region.device, CudaDevice::Create(api, options));
+    // Once for a process: session and executor get the same memory (docs/adr/0043).
     ASSIGN_OR_RETURN(region.memory, region.device->Allocate(size_bytes));
     return region;
   }

@@ -20,6 +20,7 @@ absl::Status TryToShare(const SharingDevice& device) {
 absl::Status TryWithContext(CudaApi* api, int device) {
   ASSIGN_OR_RETURN(const std::unique_ptr<PrimaryContext> context,
                    PrimaryContext::Create(api, device, /*min_driver_version=*/0));
+  // Tried, not only asked: what drivers claim of descriptors and what works may differ.
   const absl::Status shared = TryToShare({api, device, context.get()});
   // The keeper's thread must not keep a context that goes.
   const absl::Status left = api->CtxSetCurrent(nullptr);

@@ -37,6 +37,7 @@ absl::StatusOr<std::unique_ptr<OffloadedRankKernels>> OffloadedRankKernels::Crea
     CudaDevice* device, int64_t max_count, absl::string_view stream, IsOnDevice is_on_device) {
   auto kernels = absl::WrapUnique(new OffloadedRankKernels(device, std::move(is_on_device)));
   ASSIGN_OR_RETURN(kernels->device_kernels_, CudaRankKernels::Create(device, max_count, stream));
+  // Pinned: only such copies run while the host fills the other half.
   ASSIGN_OR_RETURN(kernels->halves_, device->AllocatePinned(2 * kHalfBytes));
   for (std::unique_ptr<Event>& copied : kernels->copied_) {
     ASSIGN_OR_RETURN(copied, device->CreateEvent());
@@ -131,6 +132,7 @@ void OffloadedRankKernels::Reduce(absl::Span<const void* const> inputs, DType in
     scratch_.Reset();
     absl::StatusOr<Buffer> larger = device_->Allocate(size_bytes);
     if (!larger.ok()) {
+      // The next Finish returns it: kernels that are enqueued have no status of their own.
       first_error_.Update(larger.status());
       return;
     }

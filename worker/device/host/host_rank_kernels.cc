@@ -85,6 +85,7 @@ void HostRankKernels::Add(const host::GradientStats& measured) {
 }
 
 absl::Status HostRankKernels::TakeStats(host::GradientStats* stats) {
+  // Taken, so that the next reduction's measure begins at zero.
   *stats = std::exchange(stats_, host::GradientStats());
   return absl::OkStatus();
 }

@@ -65,6 +65,7 @@ class CheckpointLoad {
     RETURN_IF_ERROR(AgreeOn("load", own, &communicator_));
     // Sums of slices: no rank reads a whole tensor, and together they check all of it.
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
+    // Each rank checks all sums. What was published by now is taken back if they are wrong.
     RETURN_IF_ERROR(AgreeOn("load", CheckSums(sums), &communicator_));
     return reply;
   }
@@ -88,6 +89,7 @@ class CheckpointLoad {
 
   absl::Status Open() {
     RETURN_IF_ERROR(CheckRequest());
+    // First: it has sizes and sums for all other files, which are believed nothing without it.
     ASSIGN_OR_RETURN(manifest_, ReadManifest(request_.path()));
     ASSIGN_OR_RETURN(CheckedFiles model, CheckedFiles::OpenModel(request_.path(), manifest_));
     model_.emplace(std::move(model));
@@ -97,6 +99,7 @@ class CheckpointLoad {
         model_->header(), with_optimizer() ? &optimizer_->header() : nullptr, buffers,
         memory_.layout, memory_.config, RulesOf(request_, state_.first));
     if (!plan.ok()) return Annotate(plan.status(), request_.path());
+    // A job's first values: what is not loaded would train from zeroes.
     if (state_.first) RETURN_IF_ERROR(CheckGivesAll(plan->model));
     plan_ = *std::move(plan);
     return absl::OkStatus();
@@ -152,6 +155,7 @@ class CheckpointLoad {
 
   // Of the same elements; they stay until the next call.
   ConstValues InDTypeOf(const ShardSegment& segment, ConstValues values) {
+    // Kept between pieces, which all have one size but the last.
     converted_.resize(values.size() * SizeBytes(segment.dtype));
     const Values into(converted_.data(), static_cast<int64_t>(values.size()), segment.dtype);
     if (segment.dtype == DType::kFp64) {
@@ -251,6 +255,7 @@ class CheckpointLoad {
       }
       count = static_cast<int64_t>(updates);
     }
+    // Last: without it moments count as not loaded, and an error above leaves it so.
     state_.progress = std::move(progress);
     return absl::OkStatus();
   }

@@ -67,6 +67,7 @@ absl::Status FindStrangers(const SafetensorsHeader& optimizer, OptimizerKind kin
       // A name that the rules leave out is no mistake.
       if (known.count(name) != 0 || !IsWanted(rules.names, {name})) continue;
     }
+    // Not strict: it is only told, as PyTorch does with keys that it does not expect.
     if (rules.strict) {
       return absl::InvalidArgumentError(absl::StrCat(
           "tensor '", tensor, "' is the state of a parameter that the model does not have"));

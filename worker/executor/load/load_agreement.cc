@@ -13,6 +13,7 @@ std::vector<RequestPart> PartsOf(const v1::LoadRequest& request) {
   *renames.mutable_renames() = request.renames();
   *include.mutable_include() = request.include();
   *exclude.mutable_exclude() = request.exclude();
+  // Not the path, which may differ between nodes: what is found there is compared instead.
   return {{"whether it is a checkpoint", request.is_checkpoint()},
           {"strict", request.strict()},
           {"model_only", request.model_only()},

@@ -121,6 +121,7 @@ absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& 
     std::vector<std::string>& of_unit = plan.tensors.emplace_back();
     for (const PlacedParameter& parameter : unit.flat.parameters()) {
       const std::vector<std::string> names = NamesOf(unit, parameter.spec.name);
+      // Also of what is left out: another of its names may be wanted by itself.
       known.insert(names.begin(), names.end());
       std::string& from = of_unit.emplace_back();
       if (!IsWanted(rules.names, names)) {

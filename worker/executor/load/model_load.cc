@@ -67,6 +67,7 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
       state->Set(StateArray::kParameter, segment, 0, room);
       continue;
     }
+    // In pieces that stay in a core's cache between the read and the two stores (docs/adr/0054).
     const int64_t most = kPieceOfLoadBytes / SizeBytes(segment.dtype);
     for (int64_t begin = 0; begin < segment.numel; begin += most) {
       const Values values(piece.data(), std::min(most, segment.numel - begin), segment.dtype);
@@ -144,6 +145,7 @@ absl::StatusOr<v1::LoadReply> LoadModel(const std::string& path, const LoadRules
                                         LoadedState* state, Communicator* communicator,
                                         const std::atomic<bool>* stopped) {
   absl::StatusOr<Source> source = OpenSource(path, rules, buffers, layout, state->first);
+  // Before `source` is used: a rank that could not open it leaves here, with all others.
   RETURN_IF_ERROR(AgreeOn("load", source.status(), communicator));
   // Before reading: two versions of a file must not be mixed.
   const uint64_t identity = source->model->identity();

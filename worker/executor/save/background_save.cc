@@ -47,6 +47,7 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
 absl::Status BackgroundSave::Start(Communicator* communicator, Over over) {
   {
     absl::MutexLock lock(&mu_);
+    // Before its thread: one that ends at once must not be shown as running after that.
     status_.set_running(true);
   }
   const absl::Status started = StartThreads(communicator, std::move(over));
@@ -116,6 +117,7 @@ void BackgroundSave::AwaitCopied(int64_t step) {
 }
 
 void BackgroundSave::End() {
+  // A save that is to end early looks at its flags between two slices.
   if (thread_.joinable()) thread_.join();
   if (copier_.joinable()) copier_.join();  // Where no thread could be started that saves.
   version_.Clear();

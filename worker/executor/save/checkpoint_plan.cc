@@ -94,6 +94,7 @@ absl::StatusOr<CheckpointPlan> PlanCheckpoint(const ModelLayout& layout, const J
   });
   RETURN_IF_ERROR(status);
   for (const UnitLayout& unit : layout.units) {
+    // The format has no shared tensors: readers find the alias's values under the other name.
     for (const Alias& alias : unit.flat.aliases()) metadata[alias.name] = alias.primary;
   }
   // After the parameters, in the trainers' order.

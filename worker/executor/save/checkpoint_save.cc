@@ -48,6 +48,7 @@ class CheckpointSave {
     RETURN_IF_ERROR(AgreeOn("save", Begin(buffers), &communicator_));
     // After this no rank writes any more.
     RETURN_IF_ERROR(AgreeOn("save", WriteOwn(), &communicator_));
+    // Only rank 0 needs them. All gather, since the communicator has no other way to it.
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
     // The last time: from here on it is published. What was taken after the epoch had ended means
     // nothing, and ends here.
@@ -68,6 +69,7 @@ class CheckpointSave {
 
   absl::Status Begin(const google::protobuf::RepeatedPtrField<v1::NamedTensor>& shared) {
     ASSIGN_OR_RETURN(const std::vector<NamedTensorInfo> buffers, InfosOf(shared));
+    // On every rank, though one creates: each needs to know where its slices go.
     ASSIGN_OR_RETURN(plan_, PlanCheckpoint(memory_.layout, memory_.config, state_.progress, buffers,
                                            request_.spec().max_file_bytes()));
     // One rank creates, all write: the files have their size before anybody writes.
@@ -122,12 +124,14 @@ class CheckpointSave {
                                  slice.segment.dtype, bytes.get(), &crc32, control_.wrote);
       };
       RETURN_IF_ERROR(slice.array == StateArray::kParameter ? write(&model) : write(&optimizer));
+      // In the order of SlicesToWrite, by which rank 0 finds whose they are.
       sums_.push_back(crc32);
     }
     if (leads_) {
       RETURN_IF_ERROR(WriteBuffers(&model));
       RETURN_IF_ERROR(WriteUpdateCounts(&optimizer));
     }
+    // A file of its own: rank 0 knows neither its size nor its bytes.
     const std::string& own = request_.trainer_state();
     if (!own.empty()) {
       RETURN_IF_ERROR(WriteWholeFile(PathOf(TrainerFileName(memory_.rank.value())), own));
@@ -174,6 +178,7 @@ class CheckpointSave {
     manifest.world_size = memory_.config.world_size;
     manifest.optimizer = OptimizerName(memory_.config.optimizer);
     manifest.groups = GroupsFor(memory_.layout, memory_.config, state_.progress);
+    // By this a later attempt of the same request finds that it was made (docs/adr/0053).
     manifest.request = control_.asked_for;
     const auto slices =
         SlicesByTensor([&](Rank rank) { return SavedSlicesOf(memory_, rank, has_state_); }, sums,
@@ -194,6 +199,7 @@ class CheckpointSave {
     }
     // The last moment to notice it before names change.
     RETURN_IF_ERROR(CheckStillMade(request_.spec().path(), made_));
+    // Within the folder that has no name yet: a reader sees all of these names or none.
     RETURN_IF_ERROR(ModelFiles::Publish(folder_, plan_->model));
     RETURN_IF_ERROR(ModelFile::Publish(PathOf(kOptimizerFileName)));
     RETURN_IF_ERROR(

@@ -14,6 +14,7 @@ std::vector<CheckpointSlice> SlicesOf(const ExecutorMemory& memory, Rank rank,
     const UnitLayout& unit = memory.layout.units[segment.unit];
     const std::string& name = unit.flat.parameters()[segment.parameter].spec.name;
     slices.push_back({{std::string(kModelFileName), name}, StateArray::kParameter, segment});
+    // A parameter without an update has no state in the file, as PyTorch's optimizers have none.
     if (!has_state[segment.job_parameter]) continue;
     for (const StateArray moment : MomentsOf(memory.config.optimizer)) {
       slices.push_back(

@@ -66,6 +66,8 @@ absl::Status CheckBelow(const std::string& path, const std::vector<std::string>&
     for (const std::string& folder : folders) {
       if (!SchemeOf(folder).empty()) continue;
       const fs::path real_folder = fs::weakly_canonical(folder, error);
+      // A link may be exchanged after this look: such roots are for users whom the worker trusts
+      // (docs/adr/0068).
       if (!error && IsBelow(real, real_folder)) return absl::OkStatus();
     }
     if (real != absolute.lexically_normal()) why = absl::StrCat(", which is ", real.string(), ",");

@@ -108,9 +108,11 @@ absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& 
   const bool leads = communicator->rank() == 0;
   ASSIGN_OR_RETURN(const auto buffers, ShareBuffers(request, communicator));
   const absl::StatusOr<Target> target = TargetOf(request, layout, buffers);
+  // Not returned yet: the other ranks wait for this one's word.
   absl::Status own = target.status();
   if (own.ok() && leads) own = Begin(*target, made);
   RETURN_IF_ERROR(AgreeOn("save", own, communicator));
+  // Buffers are written once, by rank 0: an empty request has none.
   own = WriteOwn(*target, leads ? request : v1::SaveRequest(), layout, segments, state, *stopped,
                  direct_write_bytes);
   RETURN_IF_ERROR(AgreeOn("save", own, communicator));

@@ -82,6 +82,7 @@ class PartSave {
     if (made_folder_) (void)storage_->RemoveEmptyFolder(request_.spec().path());
     return agreed;
   }
+  // Only once all ranks have named theirs: until then the replaced part may have to come back.
   void Finish() { DiscardFolder(path_, replaced_); }
 
   int64_t written_bytes() const { return all_parts_bytes_; }
@@ -89,6 +90,7 @@ class PartSave {
  private:
   absl::Status AddUpSizes() {
     std::vector<int64_t> sizes(communicator_.size());
+    // Each rank's reply is of the whole checkpoint, not of its part.
     RETURN_IF_ERROR(communicator_.AllGather(&header_.file_bytes, sizes.data(), sizeof(int64_t)));
     all_parts_bytes_ = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
     return absl::OkStatus();
@@ -132,6 +134,8 @@ class PartSave {
     // a rank that made it fails for all.
     const absl::Status synced = storage_->SyncFolder(ParentOf(request_.spec().path()));
     if (!synced.ok() && made_folder_) return synced;
+    // Before this save's folder: what has the name may be another job's, and then nothing is
+    // begun.
     RETURN_IF_ERROR(MakeRoom());
     RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kPart, &made_));
     RETURN_IF_ERROR(ModelFile::Create(PathOf(kPartFileName), header_));
@@ -167,6 +171,7 @@ class PartSave {
       const UnitLayout& unit = memory_.layout.units[slice.segment.unit];
       Add(PlaceOf(slice, unit.flat.parameters()[slice.segment.parameter].spec.shape));
     }
+    // Buffers and update counts are rank 0's, as in a whole checkpoint.
     if (!leads_) return;
     for (const NamedTensorInfo& buffer : buffers) AddWhole(PartFile::kModel, buffer);
     ForEachParameter(memory_.layout, [&](const PlacedParameter& parameter, int number) {
@@ -233,6 +238,7 @@ class PartSave {
     manifest.world_size = memory_.config.world_size;
     manifest.optimizer = OptimizerName(memory_.config.optimizer);
     manifest.groups = GroupsFor(memory_.layout, memory_.config, state_.progress);
+    // The id tells parts of one save from those of another try, which make no checkpoint together.
     manifest.part = ManifestPart{rank, save_id_};
     manifest.request = control_.asked_for;
     manifest.files[std::string(kPartFileName)] = {header_.file_bytes, Crc32(EncodeHeader(header_)),
@@ -252,6 +258,7 @@ class PartSave {
     ASSIGN_OR_RETURN(replaced_, NameFolder(path_, FolderKind::kPart,
                                            request_.spec().no_overwrite() ? Existing::kRefused
                                                                           : Existing::kReplaced));
+    // From here on an error of another rank has the name taken back.
     is_named_ = true;
     return absl::OkStatus();
   }
@@ -292,6 +299,7 @@ absl::Status SaveParts(const v1::SaveRequest& request, const ExecutorMemory& mem
     save.Finish();
     return status;
   }
+  // Where the ranks did not agree, some may be gone, and are not waited for.
   const absl::Status undone = save.Undo(/*together=*/IsAgreed(status));
   return undone.ok() ? status : undone;
 }

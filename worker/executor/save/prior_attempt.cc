@@ -94,6 +94,7 @@ class Search {
   absl::Status Compare(const Found& own, PriorAttempt* made) {
     std::vector<Found> found(communicator_.size());
     RETURN_IF_ERROR(communicator_.AllGather(&own, found.data(), sizeof(own)));
+    // Of a whole checkpoint rank 0 alone has looked.
     if (!request_.spec().in_parts()) found.resize(1);
     // Parts of two attempts have different ids. Together they would be no checkpoint.
     made->is_made = std::all_of(found.begin(), found.end(), [&](const Found& one) {

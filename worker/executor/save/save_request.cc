@@ -30,6 +30,7 @@ absl::Status RefusalOf(absl::string_view refusal) {
 // Each field of the spec. The path, which differs where others do, comes last.
 std::vector<RequestPart> PartsOf(const v1::SaveSpec& spec) {
   std::vector<RequestPart> parts;
+  // By reflection, so that an option that is added later is compared as well.
   const google::protobuf::Descriptor& fields = *spec.GetDescriptor();
   for (int i = fields.field_count() - 1; i >= 0; --i) {
     const google::protobuf::FieldDescriptor* field = fields.field(i);

@@ -87,6 +87,7 @@ void SaveTracker::Begin(const v1::SaveRequest& request, int64_t step, int64_t al
   written_bytes_ = 0;
   progress_ = ReportLocked(v1::SaveReport::BEGUN, request, step);
   progress_.set_all_bytes(all_bytes);
+  // Under the lock, so that reports leave in their order.
   send_(progress_);
   progress_.set_phase(v1::SaveReport::WRITING);
 }

@@ -69,6 +69,7 @@ absl::Status SavedVersion::Begin(int64_t version, std::vector<ConstValues> slice
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for a copy of ", size_bytes_, " bytes of the state"));
   }
+  // A rank without slices holds nothing: nobody would take them, and training would wait.
   if (pieces_.empty()) return absl::OkStatus();
   absl::MutexLock lock(&mu_);
   begun_ = pieces_.size();
@@ -101,6 +102,7 @@ const char* SavedVersion::Take(size_t slice, int64_t at_bytes, int64_t size_byte
     }
     is_taking_ = true;
   }
+  // Tests stop the writer here: training then waits for this piece, and for no other.
   (void)FaultPoint("save.taking");
   // Without the lock: it is the long part.
   CopyAhead(room, static_cast<const char*>(slices_[slice].data()) + at_bytes, size_bytes);
@@ -136,6 +138,7 @@ bool SavedVersion::CopyOne() {
     piece = &pieces_[begun_ - 1];
     // All that is left was taken in place.
     if (piece->offset_bytes + piece->size_bytes <= front_bytes_) return false;
+    // Under the lock: of the two threads that copy, one has this piece alone.
     --begun_;
     ++copying_;
   }
@@ -162,6 +165,7 @@ void SavedVersion::LetGo() {
 
 void SavedVersion::StartCopying() {
   absl::MutexLock lock(&mu_);
+  // Not before: what the writer takes in time need not be copied at all (docs/adr/0048).
   may_copy_ = true;
 }
 

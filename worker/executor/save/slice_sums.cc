@@ -51,6 +51,7 @@ absl::StatusOr<uint32_t> CombineSums(std::vector<SummedSlice> slices, int64_t si
     crc32 = CombineCrc32(crc32, slice.crc32, slice.size_bytes);
     at += slice.size_bytes;
   }
+  // A tensor of which some rank wrote too little must not be published with a sum of the rest.
   if (at != size_bytes)
     return absl::InternalError(absl::StrCat("bytes from ", at, " on are in no slice"));
   return crc32;
