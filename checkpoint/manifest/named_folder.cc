@@ -17,9 +17,9 @@
 namespace tessera {
 namespace {
 
-bool Has(Storage* storage, const std::string& folder, absl::string_view name) {
-  const auto found = storage->Look(absl::StrCat(folder, "/", name));
-  return found.ok() && found->has_value();
+absl::StatusOr<bool> Has(Storage* storage, const std::string& folder, absl::string_view name) {
+  ASSIGN_OR_RETURN(const auto found, storage->Look(absl::StrCat(folder, "/", name)));
+  return found.has_value();
 }
 
 // What a save puts into a folder, finished or not.
@@ -54,16 +54,19 @@ const char* NameOf(FolderKind kind) {
   return "";
 }
 
-bool IsOfKind(Storage* storage, const std::string& folder, FolderKind kind) {
+// Errors: the storage's. What could not be looked at is of no kind: it may be what must stay.
+absl::StatusOr<bool> IsOfKind(Storage* storage, const std::string& folder, FolderKind kind) {
   switch (kind) {
     case FolderKind::kCheckpoint:
       return Has(storage, folder, kManifestName);
     case FolderKind::kModel: {
-      const auto names = storage->List(folder);
+      ASSIGN_OR_RETURN(const std::vector<std::string> names, storage->List(folder));
       // A folder with anything else in it is somebody's work.
-      return names.ok() && CheckIsOfSaves(folder, *names).ok() &&
-             !Has(storage, folder, kManifestName) &&
-             (Has(storage, folder, kModelIndexName) || Has(storage, folder, kSingleFileName));
+      if (!CheckIsOfSaves(folder, names).ok()) return false;
+      ASSIGN_OR_RETURN(const bool is_checkpoint, Has(storage, folder, kManifestName));
+      if (is_checkpoint) return false;
+      ASSIGN_OR_RETURN(const bool has_index, Has(storage, folder, kModelIndexName));
+      return has_index ? absl::StatusOr<bool>(true) : Has(storage, folder, kSingleFileName);
     }
     case FolderKind::kPart:
       return Has(storage, folder, kPartManifestName);
@@ -76,8 +79,10 @@ absl::StatusOr<std::optional<FolderIdentity>> HolderOf(Storage* storage, const s
                                                        FolderKind kind) {
   ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(path, Links::kSeen));
   if (!there.has_value()) return std::nullopt;
-  if (there->kind == EntryInfo::Kind::kFolder && IsOfKind(storage, path, kind))
-    return there->identity;
+  if (there->kind == EntryInfo::Kind::kFolder) {
+    ASSIGN_OR_RETURN(const bool is_of_kind, IsOfKind(storage, path, kind));
+    if (is_of_kind) return there->identity;
+  }
   return absl::FailedPreconditionError(
       absl::StrCat(path, " exists and is not a ", NameOf(kind), ", so it is not replaced"));
 }

@@ -83,6 +83,14 @@ TEST_P(NamedFolderTest, OneOfTheSameKindIsReplacedAndNothingElse) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is not replaced")));
 }
 
+TEST_F(ModelFolderTest, FolderThatCannotBeLookedAtIsNotReplaced) {
+  ASSERT_OK(Publish(FolderKind::kModel, "first"));
+  // As a checkpoint's, which an error hides: stat ends with ELOOP.
+  std::filesystem::create_symlink("manifest.json", path_ + "/manifest.json");
+  EXPECT_FALSE(Publish(FolderKind::kModel, "second").ok());
+  EXPECT_EQ(Text(FolderKind::kModel), "first");
+}
+
 TEST_P(NamedFolderTest, ErrorAnywhereLeavesWhatHadTheName) {
   ASSERT_OK(Publish(GetParam(), "first"));
   for (const char* point :

@@ -20,20 +20,24 @@ namespace {
 // More than any job has: bounds the list of missing ranks.
 constexpr int kMaxRanks = 1 << 20;
 
-bool IsPart(Storage* storage, const std::string& folder) {
-  const auto there = storage->Look(absl::StrCat(folder, "/", kPartManifestName));
-  return there.ok() && there->has_value();
+// Errors: the storage's. A part that cannot be looked at is not one that is missing.
+absl::StatusOr<bool> IsPart(Storage* storage, const std::string& folder) {
+  ASSIGN_OR_RETURN(const auto there, storage->Look(absl::StrCat(folder, "/", kPartManifestName)));
+  return there.has_value();
 }
 
 absl::StatusOr<std::vector<std::string>> PartFoldersIn(const std::string& folder) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(folder));
-  if (IsPart(storage, folder)) return std::vector<std::string>{folder};
+  ASSIGN_OR_RETURN(const bool is_itself, IsPart(storage, folder));
+  if (is_itself) return std::vector<std::string>{folder};
   ASSIGN_OR_RETURN(const std::vector<std::string> names, storage->List(folder));
   std::vector<std::string> found;
   for (const std::string& name : names) {
     const std::string path = absl::StrCat(folder, absl::EndsWith(folder, "/") ? "" : "/", name);
     // A partial one is being written, or was left by a save that died.
-    if (!absl::EndsWith(path, ".partial") && IsPart(storage, path)) found.push_back(path);
+    if (absl::EndsWith(path, ".partial")) continue;
+    ASSIGN_OR_RETURN(const bool is_part, IsPart(storage, path));
+    if (is_part) found.push_back(path);
   }
   if (found.empty())
     return absl::NotFoundError(absl::StrCat(folder, " holds no part of a checkpoint"));

@@ -73,7 +73,8 @@ absl::StatusOr<v1::Save> Await(SavesClient* client, v1::Save save, const Flags& 
     absl::StatusOr<v1::Save> now = client->Get(flags.job, save.number());
     if (now.ok()) {
       save = *std::move(now);
-    } else if (!absl::IsUnavailable(now.status()) && !absl::IsDeadlineExceeded(now.status())) {
+    } else if (!absl::IsUnavailable(now.status()) && !absl::IsDeadlineExceeded(now.status()) &&
+               !absl::IsCancelled(now.status())) {  // A coordinator that ends cancels its calls.
       return Annotate(now.status(), absl::StrCat("save ", save.number()));
     }
   }

@@ -35,6 +35,12 @@ absl::Status DeviceGradients::Check(int unit, int parameter, int64_t numel, DTyp
                                                    Name(dtype), ", its parameters in ",
                                                    Name(session_->full_dtype(unit))));
   }
+  const DType of_slot = session_->state().reducer.SlotDtype(unit);
+  if (IsHalf(dtype) && IsHalf(of_slot) && dtype != of_slot) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gradient of '", session_->layout().units[unit].flat.parameters()[parameter].spec.name,
+        "' is in ", Name(dtype), ", and the unit's travel in ", Name(of_slot)));
+  }
   if (session_->state().reducer.has_hook(unit)) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", name, "' has a communication hook, which reads host memory"));
@@ -54,11 +60,6 @@ absl::Status DeviceGradients::Add(int unit, int parameter, const void* values, i
   RETURN_IF_ERROR(session_->state().reducer.Begin(unit));
   UnitGradient& gradient = session_->state().slots.gradient(unit);
   const PlacedParameter& placed = session_->layout().units[unit].flat.parameters()[parameter];
-  if (IsHalf(dtype) && IsHalf(gradient.dtype) && dtype != gradient.dtype) {
-    return absl::InvalidArgumentError(absl::StrCat("gradient of '", placed.spec.name, "' is in ",
-                                                   Name(dtype), ", and the unit's travel in ",
-                                                   Name(gradient.dtype)));
-  }
   gradient.on_device = true;
   const bool add = gradient.contributed[parameter] != 0;
   // Told to the executor in shared memory: which parameters have a gradient decides their update.

@@ -102,17 +102,27 @@ absl::Status GradientReducer::Begin(int unit) {
   RETURN_IF_ERROR(slots_->CheckNotClipped("a gradient"));
   // Waits for the executor if it still reads the slot for another unit.
   RETURN_IF_ERROR(slots_->Take(unit));
-  const DType full = client_->layout().units[unit].full_dtype();
-  gradient.travels_in = windows_->precision(unit) == Precision::kFull
-                            ? full
-                            : client_->plan().units()[unit].reduce_dtype;
-  gradient.travels_in = hook(unit).compress.value_or(gradient.travels_in);
-  // Sums of fp64 parameters do not travel in fp32.
-  if (!IsHalf(gradient.travels_in)) gradient.travels_in = full;
-  // Hooks see full precision, and round once.
-  gradient.dtype = hook(unit).compress || hook(unit).before ? full : gradient.travels_in;
+  gradient.travels_in = TravelDtype(unit);
+  gradient.dtype = SlotDtype(unit);
   gradient.begun = true;
   return absl::OkStatus();
+}
+
+DType GradientReducer::TravelDtype(int unit) const {
+  const DType full = client_->layout().units[unit].full_dtype();
+  const DType wanted = windows_->precision(unit) == Precision::kFull
+                           ? full
+                           : client_->plan().units()[unit].reduce_dtype;
+  const DType travels_in = hook(unit).compress.value_or(wanted);
+  // Sums of fp64 parameters do not travel in fp32.
+  return IsHalf(travels_in) ? travels_in : full;
+}
+
+DType GradientReducer::SlotDtype(int unit) const {
+  if (slots_->gradient(unit).begun) return slots_->gradient(unit).dtype;
+  // Hooks see full precision, and round once.
+  return hook(unit).compress || hook(unit).before ? client_->layout().units[unit].full_dtype()
+                                                  : TravelDtype(unit);
 }
 
 absl::Status GradientReducer::CheckTakesGradient(int unit, int parameter, int64_t numel) const {

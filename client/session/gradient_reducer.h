@@ -29,6 +29,8 @@ class GradientReducer {
 
   // The unit's slot is its gradient's from now on, unless it was.
   absl::Status Begin(int unit);
+  // Of the unit's gradient in its slot, or of the next one that begins.
+  DType SlotDtype(int unit) const;
   absl::Status CheckTakesGradient(int unit, int parameter, int64_t numel) const;
   absl::Status Add(int unit, int parameter, ConstValues values);
   absl::Status Reduce(int unit);
@@ -37,6 +39,7 @@ class GradientReducer {
 
  private:
   const CommHook& hook(int unit) const;
+  DType TravelDtype(int unit) const;  // Of the next gradient that begins.
   // Calls `zero(begin, end)`, in elements, with what no parameter of the unit's gradient covers.
   void ForEachUncovered(int unit, absl::FunctionRef<void(int64_t, int64_t)> zero) const;
   void ZeroUncovered(int unit, DType dtype);

@@ -256,6 +256,8 @@ TEST_F(CoordinatorHandOverTest, TakerOwnsItOnceAllOfItsRanksAreReadyInOneEpoch) 
     EXPECT_THAT(Cancel(), StatusIs(kRefused, HasSubstr("'new' takes it over already")));
     Pass(absl::Hours(1));
     EXPECT_EQ(Phase(), HandOverPhase::kAccepted) << "however long it takes";
+    EXPECT_THAT(Offer(Offered(0, 4)), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                               HasSubstr("which has accepted it")));
     ASSERT_OK(Take(0, false)) << "a repeat";
     Restart();
   }

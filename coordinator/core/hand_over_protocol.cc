@@ -50,6 +50,12 @@ absl::Status HandOverProtocol::OfferHandOver(const HandOverOffer& offer, absl::T
       (job->IsFrozen() || job->hand_over->number == offer.epoch.value())) {
     return absl::OkStatus();
   }
+  // The taker may have what it was given, and decide its next step from that.
+  if (job->hand_over.has_value() && job->hand_over->phase == HandOverPhase::kAccepted) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(What(offer.job), " is given at step ", job->hand_over->step.value(),
+                     " to job '", job->hand_over->taker.value(), "', which has accepted it"));
+  }
   RETURN_IF_ERROR(CheckSpeaker(offer.job, *job, offer.generation, offer.epoch, offer.rank));
   auto& offers = state_->Runtime(offer.job, *job).offers;
   for (const auto& [rank, other] : offers) {

@@ -4,7 +4,9 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/random_bytes.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -15,6 +17,12 @@
 #include "job/layout_codec.h"
 
 namespace tessera::coordinator {
+namespace {
+
+// How long the last command to a worker may take whose stream ends.
+constexpr absl::Duration kLastWriteTimeout = absl::Seconds(5);
+
+}  // namespace
 
 void JobsService::AddTo(CallServer* calls) {
   const std::string jobs = "tessera.v1.Jobs/";
@@ -181,7 +189,9 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
   }
   // The worker is known now. Clients must not be able to block it by taking all places.
   stream->call()->GiveUpPlace();
+  absl::Notification written;
   absl::StatusOr<std::thread> writer = StartThread("a worker's stream", [&] {
+    const absl::Cleanup tell = [&] { written.Notify(); };
     while (std::optional<Command> command = outbox->Pop()) {
       v1::CoordinatorCommand encoded = Encode(*command);
       encoded.set_cluster_id(host_->cluster());
@@ -205,8 +215,11 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
   // Wakes the writer, which then ends.
   outbox->Detach();
   host_->Disconnect(sender.worker, outbox);
+  if (!writer.ok()) return status;
+  // A worker that takes nothing any more, and whose stream holds no place, would keep the thread.
+  if (!written.WaitForNotificationWithTimeout(kLastWriteTimeout)) context->TryCancel();
   // The writer uses the stream and this frame.
-  if (writer.ok()) writer->join();
+  writer->join();
   return status;
 }
 

@@ -223,6 +223,27 @@ absl::Status NoteWindow(Session* session, RankDevice* device, int unit, Precisio
   return session->Reshard(unit);
 }
 
+// Where it travels `in_half`: after one in the other half precision, which is refused as if it had
+// not come.
+absl::Status AddOnGpu(Session* session, RankDevice* device, int unit, bool in_half,
+                      const std::vector<float>& gradient) {
+  const auto numel = static_cast<int64_t>(gradient.size());
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankKernels> kernels, device->CreateKernels({}));
+  ASSIGN_OR_RETURN(const Buffer on_gpu, device->Allocate(numel * sizeof(float)));
+  kernels->Copy(on_gpu.data(), gradient.data(), on_gpu.size_bytes());
+  RETURN_IF_ERROR(kernels->Finish());
+  DeviceGradients gradients(session);
+  if (in_half) {
+    const DType other =
+        session->config().reduce_dtype == DType::kBf16 ? DType::kFp16 : DType::kBf16;
+    EXPECT_THAT(
+        gradients.Add(unit, 0, on_gpu.data(), numel, other),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("and the unit's travel in")));
+  }
+  RETURN_IF_ERROR(gradients.Add(unit, 0, on_gpu.data(), numel, DType::kFp32));
+  return gradients.Finish();
+}
+
 TEST_P(GpuStateTest, UnitsInHalfPrecisionHaveWindowsInFullToo) {
   for (const DType half : {DType::kBf16, DType::kFp16}) {
     SessionOptions job = Job();
@@ -240,7 +261,12 @@ TEST_P(GpuStateTest, UnitsInHalfPrecisionHaveWindowsInFullToo) {
             std::vector<float> gradient(parameter.numel);
             for (size_t i = 0; i < gradient.size(); ++i)
               gradient[i] = ToyGradient(1, i, session->rank(), step);
-            RETURN_IF_ERROR(session->AddGradient(unit, 0, gradient));
+            if (!DeviceGradients(session).available()) {
+              RETURN_IF_ERROR(session->AddGradient(unit, 0, gradient));
+            } else {
+              const bool in_half = (unit + step) % 2 != 0;
+              RETURN_IF_ERROR(AddOnGpu(session, device, unit, in_half, gradient));
+            }
             RETURN_IF_ERROR(session->Reduce(unit));
           }
           return session->Step().status();

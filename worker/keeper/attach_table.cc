@@ -199,6 +199,7 @@ absl::StatusOr<GivenRank> AttachTable::Attach(v1::AttachRequest request, const P
   if (!IsOwnUser(peer)) context_->RecordOf(rank).had_foreign_trainer.store(1);
   // The rank is kept for nobody else from here on.
   entry.former_process.Reset();
+  entry.former = Incarnation();  // The rank is another's from now on, or its own trainer's again.
   entry.state = AttachState::kAttached;
   entry.attachment = Incarnation(next_attachment_++);
   entry.finished = Incarnation();

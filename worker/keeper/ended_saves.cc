@@ -25,9 +25,11 @@ bool EndedSaves::Add(const v1::SaveReport& report) {
     reports_.push_back(report);
     if (reports_.size() <= kMax) return true;
     // Full: one that the coordinator may still ask for is kept.
-    reports_.erase(std::find_if(reports_.begin(), reports_.end(), [&](const auto& other) {
-      return other.number() == 0 || other.number() != request_ || IsAborted(other);
-    }));
+    const auto other = std::find_if(reports_.begin(), reports_.end(), [&](const auto& one) {
+      return one.number() == 0 || one.number() != request_ || IsAborted(one);
+    });
+    // So many of one number are an executor's that says what it likes.
+    reports_.erase(other != reports_.end() ? other : reports_.begin());
     return true;
   }
   if (IsAborted(*known) && !IsAborted(report)) {

@@ -40,5 +40,12 @@ TEST(EndedSavesTest, RequestIsKeptHoweverManyTheTrainersMakeAfterIt) {
   EXPECT_EQ(saves.reports().back().ordinal(), 39);
 }
 
+TEST(EndedSavesTest, MoreOfOneRequestThanThereIsRoomForReplaceTheOldest) {
+  EndedSaves saves;
+  for (int64_t ordinal = 1; ordinal < 40; ++ordinal) saves.Add(Ended(ordinal, 7));
+  ASSERT_EQ(saves.reports().size(), EndedSaves::kMax);
+  EXPECT_EQ(saves.reports().back().ordinal(), 39);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -93,8 +93,12 @@ absl::StatusOr<bool> ChangeState(const S3Client& client, const S3Path& folder,
   return client.PutIf(StatePath(folder), EncodeState(to), from.etag);
 }
 
-absl::Status RemoveState(const S3Client& client, const S3Path& folder) {
-  return client.Delete(StatePath(folder));
+void RemoveEmptyState(const S3Client& client, const S3Path& folder) {
+  const absl::StatusOr<FolderState> state = ReadState(client, folder);
+  if (!state.ok() || !state->exists() || !state->published.empty() || !state->partial.empty())
+    return;
+  // Another save may name its files there at any time.
+  client.DeleteOnce(StatePath(folder), state->etag).IgnoreError();
 }
 
 std::pair<std::string, bool> BaseOf(const std::string& folder_key) {

@@ -49,8 +49,9 @@ absl::StatusOr<FolderState> ReadState(const S3Client& client, const S3Path& fold
 absl::StatusOr<bool> ChangeState(const S3Client& client, const S3Path& folder,
                                  const FolderState& from, FolderState to);
 
-// Where neither of the two folders exists any more.
-absl::Status RemoveState(const S3Client& client, const S3Path& folder);
+// Where neither of the two folders exists any more; else nothing. What it cannot remove is an empty
+// state, which does no harm.
+void RemoveEmptyState(const S3Client& client, const S3Path& folder);
 
 // The folder's key without ".partial", and whether it had that.
 std::pair<std::string, bool> BaseOf(const std::string& folder_key);

@@ -93,7 +93,7 @@ absl::StatusOr<HttpAnswer> S3Client::Send(const Call& call) const {
     const bool is_told = answer.failure.empty() && error.code != "NoSuchBucket" &&
                          (answer.status == 404 || answer.status == 412);
     if (is_done || is_told) return answer;
-    if (!MayRetry(answer, error)) return StatusOf(NameOf(call), answer, error);
+    if (call.is_once || !MayRetry(answer, error)) return StatusOf(NameOf(call), answer, error);
     const absl::Duration delay = DelayBefore(attempt, Uniform(), answer);
     if (SteadyNow() + delay >= deadline) {
       return Annotate(StatusOf(NameOf(call), answer, error),
@@ -163,6 +163,13 @@ absl::StatusOr<bool> S3Client::PutIf(const S3Path& path, absl::string_view bytes
 absl::Status S3Client::Delete(const S3Path& path) const {
   // Not there is as good: an earlier try may have removed it.
   return Send({"remove", Method::kDelete, path}).status();
+}
+
+absl::Status S3Client::DeleteOnce(const S3Path& path, const std::string& etag) const {
+  Call call = {"remove", Method::kDelete, path};
+  call.headers = {absl::StrCat("if-match: ", etag)};
+  call.is_once = true;
+  return Send(call).status();
 }
 
 absl::StatusOr<Listing> S3Client::List(const std::string& bucket, const std::string& prefix,

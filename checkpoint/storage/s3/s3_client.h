@@ -76,6 +76,9 @@ class S3Client {
                              const std::string& etag) const;
   // OK where there is none.
   absl::Status Delete(const S3Path& path) const;
+  // In one try, and in place of the version `etag` alone where the store knows conditions of
+  // removals: a removal that is sent again may come after somebody else's next put.
+  absl::Status DeleteOnce(const S3Path& path, const std::string& etag) const;
   // Keys that begin with `prefix`; `by_folder`: those with another '/' after it as prefixes.
   // `most`: of both together; 0: all.
   absl::StatusOr<Listing> List(const std::string& bucket, const std::string& prefix, bool by_folder,
@@ -105,6 +108,7 @@ class S3Client {
     std::vector<std::string> headers = {};
     absl::string_view body = {};
     absl::Span<char> into = {};
+    bool is_once = false;  // It is not sent again.
     bool is_copy = false;  // Done by the store, without a word until it is.
   };
 

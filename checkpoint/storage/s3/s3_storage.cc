@@ -310,7 +310,8 @@ absl::Status S3Storage::RemoveEmptyFolder(const std::string& path) {
   }));
   SetOwn(folder, {});
   // A save that begins now and loses the object notices that when it publishes.
-  return is_last ? RemoveState(*client, folder) : absl::OkStatus();
+  if (is_last) RemoveEmptyState(*client, folder);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<std::string>> S3Storage::List(const std::string& path) {
