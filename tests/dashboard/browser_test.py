@@ -47,6 +47,14 @@ def eventually(what, condition, seconds=WAIT_SECONDS):
         time.sleep(0.02)
 
 
+def trained_with(*flags):
+    """The trainers of this test get these flags too."""
+    def mark(test):
+        test.trainer_flags = flags
+        return test
+    return mark
+
+
 class Cluster:
     """Real processes in a folder of their own."""
 
@@ -55,6 +63,7 @@ class Cluster:
         self.folder = pathlib.Path(self._folder.name)
         self.processes = {}
         self.port = 0
+        self.trainer_flags = ()
         self.hold_file, self.fail_file = self.folder / "hold", self.folder / "fail"
 
     def start(self, name, *command, **kwargs):
@@ -92,6 +101,7 @@ class Cluster:
                    f"--coordinator={self.coordinator}",
                    f"--worker=unix:{self.sockets(worker)}/worker.sock", "--job=gpt",
                    f"--rank={rank}", f"--world-size={RANKS}", f"--steps={STEPS}",
+                   *self.trainer_flags,
                    *([f"--hold-file={self.hold_file}", f"--fail-file={self.fail_file}"]
                      if hold else []))
 
@@ -159,6 +169,8 @@ class PageTest(unittest.TestCase):
 
     def setUp(self):
         self.cluster = Cluster()
+        test = getattr(self, self._testMethodName)
+        self.cluster.trainer_flags = getattr(test, "trainer_flags", ())
         self.addCleanup(self.cluster.stop)
         self.url = self.cluster.start_all()
         self.browser.get("about:blank")
@@ -230,6 +242,12 @@ class PageTest(unittest.TestCase):
                        lambda name=name: self.count(f"figure[data-chart='{name}'] polyline"))
         eventually("the part of the time that a trainer computes", lambda: self.count("tr[data-rank='0'] meter"))
         self.picture()
+        self.await_text("FULL_SHARD", "tr[data-unit=root]")
+        # 49,984 elements of 12 parameters, which begin on 16 bytes, of 3 ranks in fp32.
+        for text in ("fp32", "49,984", "65.1 KiB", "130.3 KiB"):
+            self.assertIn(text, self.text("tr[data-unit=block1]"))
+        self.assertEqual(self.count("tr[data-unit]"), 3)
+        self.assertIn("all units", self.text("#all-units"))
 
         self.browser.find_element(By.CSS_SELECTOR, "tr[data-rank='2'] a").click()
         self.await_text("rank 2", "h1")
@@ -304,11 +322,35 @@ class PageTest(unittest.TestCase):
         eventually("that nobody waits", lambda: self.count("#waits") == 0)
         self.assertEqual(self.complaints(), [])
 
+    @trained_with("--blocks=60", "--width=8")
+    def test_of_many_units_the_largest_are_shown_and_asked_for_once(self):
+        self.show("#/")
+        self.browser.execute_script("performance.setResourceTimingBufferSize(1e5)")
+        self.show_job()
+        self.await_text("there are 11 more", "#more-units")
+        self.assertEqual(self.count("tr[data-unit]"), 50)
+        self.assertIn("all 61 units", self.text("#all-units"))
+        self.assertEqual(self.count("tr[data-unit=root] + tr[data-unit=block0]"), 1)
+        self.assertEqual(self.count("tr[data-unit=block48]"), 1)
+        asked = self.asked("api/jobs")
+        eventually("more polls", lambda: self.asked("api/jobs") > asked + 2)
+        self.assertEqual(self.asked("api/memory"), 1)
+        self.assertEqual(self.complaints(), [])
+
+    def asked(self, path):
+        """How often this page has asked for it."""
+        return self.browser.execute_script(
+            "return performance.getEntriesByType('resource')"
+            ".filter((each) => each.name.includes(arguments[0])).length", path)
+
+    @trained_with(f"--root-unit={HOSTILE}")
     def test_text_of_trainers_and_clients_is_text(self):
         self.show_job()
         saved = self.cluster.tessera("save", "--job", "gpt", "--to",
                                      str(self.cluster.folder / HOSTILE))
         self.await_text(HOSTILE)
+        eventually("a unit's name", lambda: HOSTILE in self.browser.execute_script(
+            "return [...document.querySelectorAll('tr[data-unit]')].map((row) => row.dataset.unit)"))
         self.assertEqual(saved.returncode == 0, "kept" in self.text(), saved.stderr)
         self.cluster.fail_file.write_text(HOSTILE)
         self.await_text(f"rank 1: {HOSTILE}")
