@@ -20,6 +20,7 @@ import run
 
 try:
     from selenium import webdriver
+    from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.common.by import By
     MISSING = None if shutil.which("chromium") and shutil.which("chromedriver") else \
@@ -73,12 +74,12 @@ class Cluster:
                 preexec_fn=lambda: _prctl(1, signal.SIGKILL), **{"stdout": log, **kwargs})
         return self.processes[name]
 
-    def start_coordinator(self):
+    def start_coordinator(self, *flags):
         ready = self.folder / "port"
         ready.unlink(missing_ok=True)
         self.start("coordinator", "coordinator/tessera-coordinator",
                    f"--listen=127.0.0.1:{self.port}", f"--port-file={ready}",
-                   f"--journal={self.folder}/journal")
+                   f"--journal={self.folder}/journal", *flags)
         self.port = int(eventually("the coordinator", lambda: ready.exists() and ready.read_text()))
 
     def sockets(self, worker):
@@ -105,11 +106,10 @@ class Cluster:
                    *([f"--hold-file={self.hold_file}", f"--fail-file={self.fail_file}"]
                      if hold else []))
 
-    def start_dashboard(self):
-        process = self.start(
-            "dashboard", "client/cli/tessera", "dashboard", "--listen=127.0.0.1:0",
-            f"--coordinator={self.coordinator}", f"--worker={self.sockets('node-a')}",
-            f"--worker=unix:{self.sockets('node-b')}/worker.sock", stdout=subprocess.PIPE, text=True)
+    def start_dashboard(self, *flags):
+        process = self.start("dashboard", "client/cli/tessera", "dashboard",
+                             f"--coordinator={self.coordinator}", *flags,
+                             stdout=subprocess.PIPE, text=True)
         line = process.stdout.readline()
         return line.split(" at ")[1].strip()
 
@@ -122,7 +122,8 @@ class Cluster:
                        "connected to coordinator" in log.read_text())
         for rank in range(RANKS):
             self.start_trainer(rank, hold=rank == 1)
-        return self.start_dashboard()
+        return self.start_dashboard("--listen=127.0.0.1:0", f"--worker={self.sockets('node-a')}",
+                                    f"--worker=unix:{self.sockets('node-b')}/worker.sock")
 
     def tessera(self, *args):
         return subprocess.run(["client/cli/tessera", *args, f"--coordinator={self.coordinator}"],
@@ -147,20 +148,26 @@ class Cluster:
                          for path in sorted(self.folder.glob("*.log")))
 
 
+def open_browser(folder, preferences=None):
+    """Everything that the browser reads and writes of its user is below `folder`."""
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                 "--hide-scrollbars", "--window-size=1280,1120", f"--user-data-dir={folder}/profile"):
+        options.add_argument(flag)
+    options.add_experimental_option("prefs", preferences or {})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = Service(shutil.which("chromedriver"), env={**os.environ, "HOME": str(folder)})
+    browser = webdriver.Chrome(service=service, options=options)
+    browser.set_page_load_timeout(WAIT_SECONDS)
+    return browser
+
+
 @unittest.skipIf(MISSING, f"needs {MISSING}; tools/setup --with-operations installs it")
 class PageTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.profile = tempfile.TemporaryDirectory(prefix="tessera-browser-")
-        options = webdriver.ChromeOptions()
-        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                     "--hide-scrollbars", "--window-size=1280,1120",
-                     f"--user-data-dir={cls.profile.name}"):
-            options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        cls.browser = webdriver.Chrome(service=Service(shutil.which("chromedriver")),
-                                       options=options)
-        cls.browser.set_page_load_timeout(WAIT_SECONDS)
+        cls.browser = open_browser(cls.profile.name)
 
     @classmethod
     def tearDownClass(cls):
@@ -386,8 +393,71 @@ class PageTest(unittest.TestCase):
         self.assertIn("RUNNING", self.text("tr[data-job=gpt]"))
 
 
+@unittest.skipIf(MISSING, f"needs {MISSING}; tools/setup --with-operations installs it")
+@unittest.skipUnless(shutil.which("certutil") and shutil.which("pk12util"),
+                     "needs libnss3-tools; tools/setup --with-operations installs it")
+class MutualTlsTest(unittest.TestCase):
+    """At an address that other nodes reach: with `tessera certs make`, as the guide says."""
+
+    def setUp(self):
+        self.cluster = Cluster()
+        self.addCleanup(self.cluster.stop)
+        self.folder = self.cluster.folder
+        self.run_tool("client/cli/tessera", "certs", "make", self.folder / "certs",
+                      "--coordinator", "127.0.0.1", "--reader", "alice")
+        files = [f"--tls-{kind}={self.folder}/certs/{name}" for kind, name in (
+            ("cert", "coordinator.pem"), ("key", "coordinator.key"), ("ca", "ca.pem"))]
+        self.cluster.start_coordinator(*files)
+        url = self.cluster.start_dashboard("--listen=0.0.0.0:0", *files)
+        self.url = url.replace("//0.0.0.0:", "//127.0.0.1:")
+
+    def run_tool(self, *command):
+        done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
+        self.assertEqual(done.returncode, 0, f"{command[0]}: {done.stdout}{done.stderr}")
+
+    def page_of_browser(self, name, has_certificate):
+        """What a browser shows that trusts the CA, in a home of its own."""
+        home = self.folder / name
+        database = f"sql:{home}/.pki/nssdb"
+        (home / ".pki/nssdb").mkdir(parents=True)
+        self.run_tool("certutil", "-d", database, "-N", "--empty-password")
+        self.run_tool("certutil", "-d", database, "-A", "-n", "ca", "-t", "C,,",
+                      "-i", self.folder / "certs/ca.pem")
+        if has_certificate:
+            reader, bundle = self.folder / "certs/reader-alice", home / "alice.p12"
+            self.run_tool("openssl", "pkcs12", "-export", "-passout", "pass:", "-out", bundle,
+                          "-in", f"{reader}.pem", "-inkey", f"{reader}.key")
+            self.run_tool("pk12util", "-d", database, "-W", "", "-i", bundle)
+        # A person would choose the certificate in a dialog.
+        browser = open_browser(home, {"profile": {"content_settings": {"exceptions": {
+            "auto_select_certificate": {
+                f"{self.url.rstrip('/')},*": {"setting": {"filters": [{}]}}}}}}})
+        try:
+            browser.get(self.url)
+            wanted = "no jobs" if has_certificate else "ERR_"
+            read = "return document.body.innerText"
+            eventually(f"{wanted} at {self.url}", lambda: wanted in browser.execute_script(read))
+            return browser.title, browser.execute_script(read)
+        except WebDriverException as error:
+            if has_certificate or "net::ERR_" not in str(error):
+                raise
+            return "", str(error)
+        finally:
+            browser.quit()
+
+    def test_a_browser_with_a_certificate_of_the_ca_shows_the_page_and_no_other_does(self):
+        title, text = self.page_of_browser("alice", has_certificate=True)
+        self.assertEqual(title, "Tessera")
+        self.assertIn("no workers", text)
+        title, text = self.page_of_browser("mallory", has_certificate=False)
+        self.assertNotEqual(title, "Tessera")
+        self.assertNotIn("no jobs", text)
+        self.assertNotIn("ERR_CERT", text)  # It trusts the dashboard, which does not trust it.
+
+
 def main():
-    suite = unittest.defaultTestLoader.loadTestsFromTestCase(PageTest)
+    suite = unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])
     result = unittest.TextTestRunner(verbosity=2, resultclass=run.Results).run(suite)
     if os.environ.get("XML_OUTPUT_FILE"):
         run.write_xml(os.environ["XML_OUTPUT_FILE"], result.all)
