@@ -19,6 +19,7 @@
 #include "client/cli/saves_client.h"
 #include "client/cli/worker_client.h"
 #include "client/dashboard/shared_answers.h"
+#include "client/dashboard/unit_memory.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::dashboard {
@@ -27,6 +28,7 @@ namespace {
 constexpr char kJson[] = "application/json";
 constexpr absl::Duration kLongestSearch = absl::Seconds(6);  // Of workers for a rank.
 constexpr int kMaxRecords = 512;                             // That a page draws of a rank.
+constexpr size_t kMaxUnits = 50;                             // That a page lists of a job.
 
 absl::StatusOr<std::string> Json(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
@@ -98,6 +100,7 @@ class GrpcClusterApi : public ClusterApi {
     return {
         {"/api/jobs", Page({"after"}, &GrpcClusterApi::ListJobs)},
         {"/api/job", Page({"id"}, &GrpcClusterApi::GetJob)},
+        {"/api/memory", Page({"job"}, &GrpcClusterApi::GetMemory)},
         {"/api/workers", Page({}, &GrpcClusterApi::ListWorkers)},
         {"/api/events", Page({"after"}, &GrpcClusterApi::ListEvents)},
         {"/api/saves", Page({"job"}, &GrpcClusterApi::ListSaves)},
@@ -153,6 +156,13 @@ class GrpcClusterApi : public ClusterApi {
     ASSIGN_OR_RETURN(v1::Job job, jobs_->GetJob(id));
     LeaveNamesOut(&job);
     return JsonReply(job);
+  }
+
+  absl::StatusOr<HttpReply> GetMemory(const Parameters& parameters) {
+    ASSIGN_OR_RETURN(const std::string id, JobOf(parameters, "job"));
+    ASSIGN_OR_RETURN(const v1::Job job, jobs_->GetJob(id));
+    ASSIGN_OR_RETURN(std::string json, UnitMemoryJson(job, kMaxUnits));
+    return HttpReply{200, kJson, std::move(json)};
   }
 
   absl::StatusOr<HttpReply> ListWorkers(const Parameters&) {

@@ -3,6 +3,7 @@
 //
 //   /api/jobs?after=ID        a page of ListJobsResponse, without models and names of parameters
 //   /api/job?id=ID            Job, likewise
+//   /api/memory?job=ID        what its units take of a rank's memory (unit_memory.h)
 //   /api/workers              ListWorkersResponse
 //   /api/events?after=NUMBER  ListEventsResponse
 //   /api/saves?job=ID         ListCheckpointsResponse

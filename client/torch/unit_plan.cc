@@ -7,25 +7,11 @@
 #include "client/torch/torch_status.h"
 #include "job/job_layout.h"
 #include "job/job_memory.h"
+#include "job/memory_options.h"
 #include "layout/layout_dump.h"
 
 namespace tessera {
 namespace {
-
-MemoryOptions OptionsOf(const JobConfig& config) {
-  MemoryOptions options;
-  options.compute_dtype = config.compute_dtype;
-  options.optimizer_states = 2;
-  if (config.optimizer == OptimizerKind::kSgd) {
-    // Momentum of the first group stands for all: groups share arrays.
-    options.optimizer_states = config.groups.front().momentum > 0 ? 1 : 0;
-  }
-  options.max_gathered_units = config.max_gathered_units;
-  options.max_gathered_bytes = config.max_gathered_bytes;
-  options.gradient_slots = config.gradient_slots;
-  options.shard_group_size = config.shard_group_size;
-  return options;
-}
 
 std::string TrafficText(const UnitPlan& plan, Strategy strategy) {
   return absl::StrCat("a rank maps ", FormatBytes(plan.mapped_bytes), "; a step with ",
@@ -47,7 +33,7 @@ absl::StatusOr<UnitPlan> PlanUnits(torch::nn::Module& root, const JobConfig& of_
   plan.model = std::move(units.model);
   RETURN_IF_ERROR(ValidateJobConfig(config, plan.model));
   ASSIGN_OR_RETURN(plan.layout, LayOut(plan.model, config));
-  const MemoryOptions options = OptionsOf(config);
+  const MemoryOptions options = MemoryOptionsOf(config);
   ASSIGN_OR_RETURN(plan.memory, PlanMemory(plan.layout, options));
   ASSIGN_OR_RETURN(plan.traffic,
                    PlanTraffic(plan.layout, config.compute_dtype, config.reduce_dtype));

@@ -20,6 +20,7 @@ import run
 
 try:
     from selenium import webdriver
+    from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.common.by import By
     MISSING = None if shutil.which("chromium") and shutil.which("chromedriver") else \
@@ -47,6 +48,14 @@ def eventually(what, condition, seconds=WAIT_SECONDS):
         time.sleep(0.02)
 
 
+def trained_with(*flags):
+    """The trainers of this test get these flags too."""
+    def mark(test):
+        test.trainer_flags = flags
+        return test
+    return mark
+
+
 class Cluster:
     """Real processes in a folder of their own."""
 
@@ -55,6 +64,7 @@ class Cluster:
         self.folder = pathlib.Path(self._folder.name)
         self.processes = {}
         self.port = 0
+        self.trainer_flags = ()
         self.hold_file, self.fail_file = self.folder / "hold", self.folder / "fail"
 
     def start(self, name, *command, **kwargs):
@@ -64,12 +74,12 @@ class Cluster:
                 preexec_fn=lambda: _prctl(1, signal.SIGKILL), **{"stdout": log, **kwargs})
         return self.processes[name]
 
-    def start_coordinator(self):
+    def start_coordinator(self, *flags):
         ready = self.folder / "port"
         ready.unlink(missing_ok=True)
         self.start("coordinator", "coordinator/tessera-coordinator",
                    f"--listen=127.0.0.1:{self.port}", f"--port-file={ready}",
-                   f"--journal={self.folder}/journal")
+                   f"--journal={self.folder}/journal", *flags)
         self.port = int(eventually("the coordinator", lambda: ready.exists() and ready.read_text()))
 
     def sockets(self, worker):
@@ -92,14 +102,14 @@ class Cluster:
                    f"--coordinator={self.coordinator}",
                    f"--worker=unix:{self.sockets(worker)}/worker.sock", "--job=gpt",
                    f"--rank={rank}", f"--world-size={RANKS}", f"--steps={STEPS}",
+                   *self.trainer_flags,
                    *([f"--hold-file={self.hold_file}", f"--fail-file={self.fail_file}"]
                      if hold else []))
 
-    def start_dashboard(self):
-        process = self.start(
-            "dashboard", "client/cli/tessera", "dashboard", "--listen=127.0.0.1:0",
-            f"--coordinator={self.coordinator}", f"--worker={self.sockets('node-a')}",
-            f"--worker=unix:{self.sockets('node-b')}/worker.sock", stdout=subprocess.PIPE, text=True)
+    def start_dashboard(self, *flags):
+        process = self.start("dashboard", "client/cli/tessera", "dashboard",
+                             f"--coordinator={self.coordinator}", *flags,
+                             stdout=subprocess.PIPE, text=True)
         line = process.stdout.readline()
         return line.split(" at ")[1].strip()
 
@@ -112,7 +122,8 @@ class Cluster:
                        "connected to coordinator" in log.read_text())
         for rank in range(RANKS):
             self.start_trainer(rank, hold=rank == 1)
-        return self.start_dashboard()
+        return self.start_dashboard("--listen=127.0.0.1:0", f"--worker={self.sockets('node-a')}",
+                                    f"--worker=unix:{self.sockets('node-b')}/worker.sock")
 
     def tessera(self, *args):
         return subprocess.run(["client/cli/tessera", *args, f"--coordinator={self.coordinator}"],
@@ -137,20 +148,26 @@ class Cluster:
                          for path in sorted(self.folder.glob("*.log")))
 
 
+def open_browser(folder, preferences=None):
+    """Everything that the browser reads and writes of its user is below `folder`."""
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                 "--hide-scrollbars", "--window-size=1280,1120", f"--user-data-dir={folder}/profile"):
+        options.add_argument(flag)
+    options.add_experimental_option("prefs", preferences or {})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = Service(shutil.which("chromedriver"), env={**os.environ, "HOME": str(folder)})
+    browser = webdriver.Chrome(service=service, options=options)
+    browser.set_page_load_timeout(WAIT_SECONDS)
+    return browser
+
+
 @unittest.skipIf(MISSING, f"needs {MISSING}; tools/setup --with-operations installs it")
 class PageTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.profile = tempfile.TemporaryDirectory(prefix="tessera-browser-")
-        options = webdriver.ChromeOptions()
-        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                     "--hide-scrollbars", "--window-size=1280,1120",
-                     f"--user-data-dir={cls.profile.name}"):
-            options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        cls.browser = webdriver.Chrome(service=Service(shutil.which("chromedriver")),
-                                       options=options)
-        cls.browser.set_page_load_timeout(WAIT_SECONDS)
+        cls.browser = open_browser(cls.profile.name)
 
     @classmethod
     def tearDownClass(cls):
@@ -159,6 +176,8 @@ class PageTest(unittest.TestCase):
 
     def setUp(self):
         self.cluster = Cluster()
+        test = getattr(self, self._testMethodName)
+        self.cluster.trainer_flags = getattr(test, "trainer_flags", ())
         self.addCleanup(self.cluster.stop)
         self.url = self.cluster.start_all()
         self.browser.get("about:blank")
@@ -230,6 +249,12 @@ class PageTest(unittest.TestCase):
                        lambda name=name: self.count(f"figure[data-chart='{name}'] polyline"))
         eventually("the part of the time that a trainer computes", lambda: self.count("tr[data-rank='0'] meter"))
         self.picture()
+        self.await_text("FULL_SHARD", "tr[data-unit=root]")
+        # 49,984 elements of 12 parameters, which begin on 16 bytes, of 3 ranks in fp32.
+        for text in ("fp32", "49,984", "65.1 KiB", "130.3 KiB"):
+            self.assertIn(text, self.text("tr[data-unit=block1]"))
+        self.assertEqual(self.count("tr[data-unit]"), 3)
+        self.assertIn("all units", self.text("#all-units"))
 
         self.browser.find_element(By.CSS_SELECTOR, "tr[data-rank='2'] a").click()
         self.await_text("rank 2", "h1")
@@ -304,11 +329,35 @@ class PageTest(unittest.TestCase):
         eventually("that nobody waits", lambda: self.count("#waits") == 0)
         self.assertEqual(self.complaints(), [])
 
+    @trained_with("--blocks=60", "--width=8")
+    def test_of_many_units_the_largest_are_shown_and_asked_for_once(self):
+        self.show("#/")
+        self.browser.execute_script("performance.setResourceTimingBufferSize(1e5)")
+        self.show_job()
+        self.await_text("there are 11 more", "#more-units")
+        self.assertEqual(self.count("tr[data-unit]"), 50)
+        self.assertIn("all 61 units", self.text("#all-units"))
+        self.assertEqual(self.count("tr[data-unit=root] + tr[data-unit=block0]"), 1)
+        self.assertEqual(self.count("tr[data-unit=block48]"), 1)
+        asked = self.asked("api/jobs")
+        eventually("more polls", lambda: self.asked("api/jobs") > asked + 2)
+        self.assertEqual(self.asked("api/memory"), 1)
+        self.assertEqual(self.complaints(), [])
+
+    def asked(self, path):
+        """How often this page has asked for it."""
+        return self.browser.execute_script(
+            "return performance.getEntriesByType('resource')"
+            ".filter((each) => each.name.includes(arguments[0])).length", path)
+
+    @trained_with(f"--root-unit={HOSTILE}")
     def test_text_of_trainers_and_clients_is_text(self):
         self.show_job()
         saved = self.cluster.tessera("save", "--job", "gpt", "--to",
                                      str(self.cluster.folder / HOSTILE))
         self.await_text(HOSTILE)
+        eventually("a unit's name", lambda: HOSTILE in self.browser.execute_script(
+            "return [...document.querySelectorAll('tr[data-unit]')].map((row) => row.dataset.unit)"))
         self.assertEqual(saved.returncode == 0, "kept" in self.text(), saved.stderr)
         self.cluster.fail_file.write_text(HOSTILE)
         self.await_text(f"rank 1: {HOSTILE}")
@@ -344,8 +393,71 @@ class PageTest(unittest.TestCase):
         self.assertIn("RUNNING", self.text("tr[data-job=gpt]"))
 
 
+@unittest.skipIf(MISSING, f"needs {MISSING}; tools/setup --with-operations installs it")
+@unittest.skipUnless(shutil.which("certutil") and shutil.which("pk12util"),
+                     "needs libnss3-tools; tools/setup --with-operations installs it")
+class MutualTlsTest(unittest.TestCase):
+    """At an address that other nodes reach: with `tessera certs make`, as the guide says."""
+
+    def setUp(self):
+        self.cluster = Cluster()
+        self.addCleanup(self.cluster.stop)
+        self.folder = self.cluster.folder
+        self.run_tool("client/cli/tessera", "certs", "make", self.folder / "certs",
+                      "--coordinator", "127.0.0.1", "--reader", "alice")
+        files = [f"--tls-{kind}={self.folder}/certs/{name}" for kind, name in (
+            ("cert", "coordinator.pem"), ("key", "coordinator.key"), ("ca", "ca.pem"))]
+        self.cluster.start_coordinator(*files)
+        url = self.cluster.start_dashboard("--listen=0.0.0.0:0", *files)
+        self.url = url.replace("//0.0.0.0:", "//127.0.0.1:")
+
+    def run_tool(self, *command):
+        done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
+        self.assertEqual(done.returncode, 0, f"{command[0]}: {done.stdout}{done.stderr}")
+
+    def page_of_browser(self, name, has_certificate):
+        """What a browser shows that trusts the CA, in a home of its own."""
+        home = self.folder / name
+        database = f"sql:{home}/.pki/nssdb"
+        (home / ".pki/nssdb").mkdir(parents=True)
+        self.run_tool("certutil", "-d", database, "-N", "--empty-password")
+        self.run_tool("certutil", "-d", database, "-A", "-n", "ca", "-t", "C,,",
+                      "-i", self.folder / "certs/ca.pem")
+        if has_certificate:
+            reader, bundle = self.folder / "certs/reader-alice", home / "alice.p12"
+            self.run_tool("openssl", "pkcs12", "-export", "-passout", "pass:", "-out", bundle,
+                          "-in", f"{reader}.pem", "-inkey", f"{reader}.key")
+            self.run_tool("pk12util", "-d", database, "-W", "", "-i", bundle)
+        # A person would choose the certificate in a dialog.
+        browser = open_browser(home, {"profile": {"content_settings": {"exceptions": {
+            "auto_select_certificate": {
+                f"{self.url.rstrip('/')},*": {"setting": {"filters": [{}]}}}}}}})
+        try:
+            browser.get(self.url)
+            wanted = "no jobs" if has_certificate else "ERR_"
+            read = "return document.body.innerText"
+            eventually(f"{wanted} at {self.url}", lambda: wanted in browser.execute_script(read))
+            return browser.title, browser.execute_script(read)
+        except WebDriverException as error:
+            if has_certificate or "net::ERR_" not in str(error):
+                raise
+            return "", str(error)
+        finally:
+            browser.quit()
+
+    def test_a_browser_with_a_certificate_of_the_ca_shows_the_page_and_no_other_does(self):
+        title, text = self.page_of_browser("alice", has_certificate=True)
+        self.assertEqual(title, "Tessera")
+        self.assertIn("no workers", text)
+        title, text = self.page_of_browser("mallory", has_certificate=False)
+        self.assertNotEqual(title, "Tessera")
+        self.assertNotIn("no jobs", text)
+        self.assertNotIn("ERR_CERT", text)  # It trusts the dashboard, which does not trust it.
+
+
 def main():
-    suite = unittest.defaultTestLoader.loadTestsFromTestCase(PageTest)
+    suite = unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])
     result = unittest.TextTestRunner(verbosity=2, resultclass=run.Results).run(suite)
     if os.environ.get("XML_OUTPUT_FILE"):
         run.write_xml(os.environ["XML_OUTPUT_FILE"], result.all)

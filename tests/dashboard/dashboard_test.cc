@@ -116,6 +116,14 @@ TEST_F(DashboardTest, AnswersAreTheMessagesOfCoordinatorAndWorkers) {
   EXPECT_TRUE(Ask("/api/events").is_object());
   EXPECT_EQ(Ask("/api/saves?job=toy").count("saves"), 0);
 
+  Json memory = Ask("/api/memory?job=toy");
+  EXPECT_EQ(memory["generation"], std::stoll(listed["generation"].get<std::string>()));
+  EXPECT_EQ(memory["num_units"], memory["units"].size());
+  EXPECT_GT(memory["units"][0]["parameter_bytes"], 0);
+  EXPECT_EQ(memory["units"][0]["optimizer_bytes"],
+            2 * memory["units"][0]["parameter_bytes"].get<int64_t>())
+      << "AdamW's";
+
   Json rank = Ask("/api/rank?job=toy&rank=2");
   EXPECT_EQ(rank["rank"], 2);
   ASSERT_FALSE(rank["records"].empty());
@@ -132,6 +140,8 @@ TEST_F(DashboardTest, WhatIsUnknownAndWhatIsWrongIsNamed) {
   StartDashboard();
   EXPECT_THAT(ErrorOf("/api/job?id=bert", 404), AllOf(HasSubstr("NOT_FOUND"), HasSubstr("bert")));
   EXPECT_THAT(ErrorOf("/api/saves?job=bert", 404), HasSubstr("bert"));
+  EXPECT_THAT(ErrorOf("/api/memory?job=bert", 404), HasSubstr("bert"));
+  EXPECT_THAT(ErrorOf("/api/memory?id=toy", 400), HasSubstr("unknown parameter 'id'"));
   EXPECT_THAT(ErrorOf("/api/job?id=%3Cscript%3E", 400), HasSubstr("id: a job's id"));
   EXPECT_THAT(ErrorOf("/api/job", 400), HasSubstr("id: a job's id"));
   EXPECT_THAT(ErrorOf("/api/job?id=" + std::string(64, 'a'), 400), HasSubstr("id: a job's id"));

@@ -27,7 +27,14 @@ struct Flags {
   SessionOptions session;
   int64_t steps = 1;
   std::string hold_file, fail_file;
+  std::string root_unit = "root";
 };
+
+ModelSpec ModelOf(const ByteGptConfig& config, const Flags& flags) {
+  ModelSpec model = ByteGptModel(config);
+  model.units[0].name = flags.root_unit;
+  return model;
+}
 
 ByteGptUnit Window(Session* session, const ModelSpec& model, int unit) {
   ByteGptUnit values;
@@ -124,8 +131,11 @@ int main(int argc, char** argv) {
   app.add_option("--steps", flags.steps)->required();
   app.add_option("--hold-file", flags.hold_file);
   app.add_option("--fail-file", flags.fail_file);
+  app.add_option("--root-unit", flags.root_unit);
+  app.add_option("--blocks", model.blocks);
+  app.add_option("--width", model.width);
   CLI11_PARSE(app, argc, argv);
-  flags.session.model = ByteGptModel(model);
+  flags.session.model = ModelOf(model, flags);
   flags.session.config.max_gradient_norm = 1.0;
   flags.session.config.groups[0].learning_rate = 2e-3;
   const absl::Status status = Train(flags, model);

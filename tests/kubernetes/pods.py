@@ -236,7 +236,7 @@ class Pod:
     def await_probe(self, kind: str) -> None:
         """Probes it as the kubelet does. Errors: AssertionError  it failed as often as it may"""
         probe, said = self._container[kind], ""
-        for _ in range(probe["failureThreshold"]):
+        for _ in range(probe.get("failureThreshold", 3)):  # Kubernetes' own default.
             if self._process.poll() is not None:
                 raise AssertionError(f"{self.name} has ended:\n{self.output()}")
             try:

@@ -197,7 +197,7 @@ class PodsTest(unittest.TestCase):
         _, pods = self.start()
         pods[0].await_line("step 60\n")
         pods[0].kill()
-        self.assertEqual(pods[1].wait(), 1, pods[1].output())
+        self.assertEqual(pods[1].wait(), 75, pods[1].output())  # Another try may help.
         self.assertIn("is gone: its launcher was killed", pods[1].output())
         pods = self.cluster.start_job("train")
         found = self.finish(*pods)

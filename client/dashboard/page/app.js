@@ -11,7 +11,7 @@ const MAX_EVENTS = 1000;
 
 const histories = new Map();
 const state = {
-  jobs: [], more_jobs: false, workers: [], events: [], saves: [], job: null, rank: null,
+  jobs: [], more_jobs: false, workers: [], events: [], saves: [], memory: null, job: null, rank: null,
   errors: {},  // By answer: why the newest one is missing.
   answered: 0,  // When the coordinator listed its jobs last.
   historyOf: (id) => histories.get(id) || new JobHistory(),
@@ -94,6 +94,15 @@ async function askJob(id) {
   });
 }
 
+// Once for each view of a job: it stays the same until the job is created again.
+async function askMemory(id) {
+  const job = state.jobs.find((each) => each.job_id === id) || state.job;
+  if (!job) return;  // Another view was opened meanwhile.
+  const known = state.memory;
+  if (known && known.job_id === id && num(known.generation) === num(job.generation)) return;
+  await keep("memory", async () => { state.memory = await get("memory", {job: id}); });
+}
+
 async function refresh() {
   const [view, id, , rank] = address();
   await Promise.all([
@@ -106,7 +115,7 @@ async function refresh() {
   if (state.errors.job) return;  // Of an unknown job there is nothing else to ask.
   await Promise.all([
     keep("saves", async () => { state.saves = (await get("saves", {job: id})).saves || []; }),
-    ...(rank === undefined ? [] : [keep("rank", async () => { state.rank = await get("rank", {job: id, rank}); })]),
+    ...(rank === undefined ? [askMemory(id)] : [keep("rank", async () => { state.rank = await get("rank", {job: id, rank}); })]),
   ]);
 }
 
@@ -150,8 +159,8 @@ async function poll() {
 }
 
 window.addEventListener("hashchange", () => {
-  Object.assign(state, {saves: [], rank: null, job: null});
-  for (const name of ["saves", "rank", "job"]) delete state.errors[name];
+  Object.assign(state, {saves: [], memory: null, rank: null, job: null});
+  for (const name of ["saves", "memory", "rank", "job"]) delete state.errors[name];
   show();
   poll();
 });

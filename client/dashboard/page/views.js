@@ -180,6 +180,20 @@ function savesTable(state) {
   return table(["#step", "state", "path", "#size", "#took", "ended"], rows, "no checkpoints");
 }
 
+function memoryTable(state, job) {
+  const memory = state.memory;
+  if (!memory || memory.job_id !== job.job_id) {
+    return state.errors.memory ? problem(state.errors.memory) : h("p", {class: "quiet"}, "Loading.");
+  }
+  const sizes = (of) => [["n", num(of.num_elements).toLocaleString("en")], ["n", bytes(num(of.parameter_bytes))],
+                         ["n", bytes(num(of.gradient_bytes))], ["n", bytes(num(of.optimizer_bytes))]];
+  const rows = memory.units.map((unit) => row([unit.name, unit.dtype, unit.strategy, ...sizes(unit)], {"data-unit": unit.name}));
+  const left = num(memory.num_units) - rows.length;
+  const last = row([left > 0 ? `all ${memory.num_units} units` : "all units", "", "", ...sizes(memory.total)], {id: "all-units"});
+  return [table(["unit", "dtype", "strategy", "#elements", "#parameters", "#gradients", "#optimizer"], [...rows, last], "no units"),
+          left > 0 ? h("p", {class: "quiet", id: "more-units"}, `The ${rows.length} largest units are shown; there are ${left} more.`) : null];
+}
+
 const enumText = (value, prefix) => (value ? plain(value, prefix) : null);
 
 function jobFacts(job, history) {
@@ -211,7 +225,7 @@ export function job(state, now, id) {
       fakeNote(found) ? problem(fakeNote(found).slice(2)) : null,
       waits ? h("p", {class: "busy", id: "waits"}, waits) : null,
       jobCharts(history), h("h2", {}, "Ranks"), ranksTable(state, found, history, now),
-      h("h2", {}, "Checkpoints"), savesTable(state), h("h2", {}, "Epochs and events"),
+      h("h2", {}, "Checkpoints"), savesTable(state), h("h2", {}, "Memory of a rank by unit"), memoryTable(state, found), h("h2", {}, "Epochs and events"),
       eventsTable(state, state.events.filter((event) => event.job_id === id).slice(-100), "no events"),
     ];
   });
