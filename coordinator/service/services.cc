@@ -6,10 +6,10 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "base/random_bytes.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "coordinator/service/field_checks.h"
 #include "coordinator/service/save_codec.h"
 #include "job/field_limits.h"
@@ -189,7 +189,7 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
   }
   // The worker is known now. Clients must not be able to block it by taking all places.
   stream->call()->GiveUpPlace();
-  absl::Notification written;
+  SteadyNotification written;
   absl::StatusOr<std::thread> writer = StartThread("a worker's stream", [&] {
     const absl::Cleanup tell = [&] { written.Notify(); };
     while (std::optional<Command> command = outbox->Pop()) {
@@ -217,7 +217,7 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
   host_->Disconnect(sender.worker, outbox);
   if (!writer.ok()) return status;
   // A worker that takes nothing any more, and whose stream holds no place, would keep the thread.
-  if (!written.WaitForNotificationWithTimeout(kLastWriteTimeout)) context->TryCancel();
+  if (!written.WaitWithTimeout(kLastWriteTimeout)) context->TryCancel();
   // The writer uses the stream and this frame.
   writer->join();
   return status;
