@@ -224,6 +224,7 @@ absl::StatusOr<ModelSpec> DecodeModel(const v1::ModelSpec& model) {
     UnitSpec& decoded_unit = decoded.units.emplace_back();
     decoded_unit.name = unit.name();
     RETURN_IF_ERROR(DecodeUnitOptions(unit, &decoded_unit));
+    decoded_unit.parameters.reserve(unit.parameters_size());
     for (const v1::ParameterSpec& parameter : unit.parameters()) {
       absl::StatusOr<TensorSpec> spec = DecodeParameter(parameter);
       if (!spec.ok()) return Annotate(spec.status(), absl::StrCat("unit '", unit.name(), "'"));

@@ -59,6 +59,21 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
   return fields;
 }
 
+absl::StatusOr<ModelLayout> CheckAndLayOut(const JobSpec& spec) {
+  RETURN_IF_ERROR(ValidateModel(spec.model));
+  RETURN_IF_ERROR(ValidateJobConfig(spec.config, spec.model));
+  return LayOut(spec.model, spec.config);
+}
+
+absl::Status SetMemoryNeedsOf(const ModelLayout& layout, JobSpec* spec) {
+  ASSIGN_OR_RETURN(const JobMemory memory, JobMemory::Create(layout, spec->config));
+  // Which of the two counts depends on the worker that gets the ranks, so both are kept.
+  spec->processor_memory = memory.host_memory(/*parameters_on_host=*/true, /*state_on_host=*/true);
+  spec->gpu_host_memory =
+      memory.host_memory(/*parameters_on_host=*/false, spec->config.cpu_offload);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_t submitting_rank) {
@@ -66,22 +81,15 @@ absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_
   spec->model = std::move(model);
   spec->config = std::move(config);
   spec->submitting_rank = submitting_rank;
-  RETURN_IF_ERROR(SetMemoryNeeds(spec.get()));
-  ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(spec->model, spec->config));
+  ASSIGN_OR_RETURN(const ModelLayout layout, CheckAndLayOut(*spec));
+  RETURN_IF_ERROR(SetMemoryNeedsOf(layout, spec.get()));
   spec->layout_digest = LayoutDigest(layout);
   return JobSpecPtr(std::move(spec));
 }
 
 absl::Status SetMemoryNeeds(JobSpec* spec) {
-  RETURN_IF_ERROR(ValidateModel(spec->model));
-  RETURN_IF_ERROR(ValidateJobConfig(spec->config, spec->model));
-  ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(spec->model, spec->config));
-  ASSIGN_OR_RETURN(const JobMemory memory, JobMemory::Create(layout, spec->config));
-  // Which of the two counts depends on the worker that gets the ranks, so both are kept.
-  spec->processor_memory = memory.host_memory(/*parameters_on_host=*/true, /*state_on_host=*/true);
-  spec->gpu_host_memory =
-      memory.host_memory(/*parameters_on_host=*/false, spec->config.cpu_offload);
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(const ModelLayout layout, CheckAndLayOut(*spec));
+  return SetMemoryNeedsOf(layout, spec);
 }
 
 int64_t SizeBytes(const JobSpec& spec) {

@@ -262,11 +262,12 @@ v1::JobState EncodeState(JobState state) {
 
 }  // namespace
 
-absl::StatusOr<CreateJobEvent> Decode(const v1::CreateJobRequest& request) {
+absl::StatusOr<CreateJobEvent> Decode(v1::CreateJobRequest request) {
   RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   RETURN_IF_ERROR(CheckJobId(request.job_id()));
   RETURN_IF_ERROR(CheckRange("submitting_rank", request.submitting_rank(), -1, kMaxWorldSize));
   ASSIGN_OR_RETURN(ModelSpec model, DecodeModel(request.model()));
+  request.clear_model();  // A large one takes many MiB, and so does its layout.
   ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(request.config()));
   ASSIGN_OR_RETURN(JobSpecPtr spec,
                    MakeJobSpec(std::move(model), std::move(config), request.submitting_rank()));

@@ -27,7 +27,7 @@ struct RegisterWorkerEvent {
   int64_t heard_changes = 0;
 };
 
-absl::StatusOr<CreateJobEvent> Decode(const v1::CreateJobRequest& request);
+absl::StatusOr<CreateJobEvent> Decode(v1::CreateJobRequest request);
 absl::StatusOr<DeleteJobEvent> Decode(const v1::DeleteJobRequest& request);
 absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& request);
 // Of a stream's first message.

@@ -27,17 +27,22 @@ std::string WhatOf(const Gate::Call& call) {
 }
 
 // Whether more than five eighths are in use; the rest is for what arrives between two looks. Memory
-// that is free but not returned to the system does not count, and is returned now and then.
+// that is free but not returned to the system does not count, and is returned now and then: soon
+// where the process has more than three quarters, since what is in use may grow beside it. It takes
+// some 10 ms, in which others wait for the allocator.
 bool HasTooMuchMemory(int64_t max_bytes, absl::Time* trimmed_at) {
   const int64_t limit = max_bytes / 8 * 5;
-  if (max_bytes == 0 || ResidentBytes() <= limit) return false;
+  const int64_t resident = ResidentBytes();
+  if (max_bytes == 0 || resident <= limit) return false;
   const struct mallinfo2 info = mallinfo2();
-  if (static_cast<int64_t>(info.uordblks + info.hblkhd) > limit) return true;
-  if (SteadyNow() - *trimmed_at >= absl::Seconds(1)) {
+  const bool is_too_much = static_cast<int64_t>(info.uordblks + info.hblkhd) > limit;
+  const bool is_short = resident > max_bytes / 4 * 3;
+  if (is_too_much && !is_short) return true;
+  if (SteadyNow() - *trimmed_at >= (is_short ? absl::Milliseconds(250) : absl::Seconds(1))) {
     malloc_trim(0);
     *trimmed_at = SteadyNow();
   }
-  return false;
+  return is_too_much;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -64,10 +65,10 @@ absl::Status TakeRequest(ServedCall* call, Request* request) {
   return absl::InvalidArgumentError("the call ended before its first message");
 }
 
-// `name`: as the log has it. `serve`: of one request and one reply.
+// `name`: as the log has it. `serve`: of one request, a Message or const Message&, and one reply.
 template <typename Service, typename Request, typename Reply>
 void AddUnary(CallServer* calls, const std::string& path, std::string name, CallKind kind,
-              Service* service, absl::Status (Service::*serve)(ServedCall*, const Request&, Reply*),
+              Service* service, absl::Status (Service::*serve)(ServedCall*, Request, Reply*),
               int64_t max_request_bytes = kMaxRequestBytes) {
   Method method;
   method.name = std::move(name);
@@ -76,9 +77,9 @@ void AddUnary(CallServer* calls, const std::string& path, std::string name, Call
   method.max_request_bytes = max_request_bytes;
   method.run = [service, serve](ServedCall* call) -> absl::Status {
     const auto reply = std::make_shared<Reply>();
-    Request request;
+    std::decay_t<Request> request;
     RETURN_IF_ERROR(TakeRequest(call, &request));
-    RETURN_IF_ERROR((service->*serve)(call, request, reply.get()));
+    RETURN_IF_ERROR((service->*serve)(call, std::move(request), reply.get()));
     call->SetReply([reply] { return ToBytes(*reply); });
     return absl::OkStatus();
   };

@@ -35,11 +35,10 @@ void JobsService::AddTo(CallServer* calls) {
   AddUnary(calls, jobs + "DeleteJob", "DeleteJob", CallKind::kShort, this, &JobsService::Delete);
 }
 
-absl::Status JobsService::Create(ServedCall* call, const v1::CreateJobRequest& request,
-                                 v1::Job* reply) {
+absl::Status JobsService::Create(ServedCall* call, v1::CreateJobRequest request, v1::Job* reply) {
   absl::StatusOr<JobView> view = absl::InternalError("it was not created");
   const auto run = [&](const Gate::Caller& caller) -> absl::Status {
-    ASSIGN_OR_RETURN(CreateJobEvent event, Decode(request));
+    ASSIGN_OR_RETURN(CreateJobEvent event, Decode(std::move(request)));
     event.owner = caller.identity;
     event.by_operator = caller.is_operator;
     // The core takes it only for a new job, so a retry changes no key.
@@ -127,7 +126,9 @@ absl::Status JobsService::Watch(CallStream<v1::WatchJobRequest, v1::Job>* stream
       return seen && view.ok() ? absl::OkStatus() : status;
     seen = true;
     RETURN_IF_ERROR(stream->call()->TakeReplyTurn(view->spec_bytes));
-    RETURN_IF_ERROR(stream->WriteInTime(Encode(*view)));
+    // So that a client that is slow to take the bytes does not keep the message, too.
+    const grpc::ByteBuffer bytes = ToBytes(Encode(*view));
+    RETURN_IF_ERROR(stream->call()->WriteInTime(bytes));
     // While it waits for the next change, it keeps no other reply of this client waiting.
     stream->call()->EndReplyTurn();
   }

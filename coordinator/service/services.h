@@ -18,7 +18,7 @@ class JobsService {
   void AddTo(CallServer* calls);  // Which this outlives.
 
  private:
-  absl::Status Create(ServedCall* call, const v1::CreateJobRequest& request, v1::Job* reply);
+  absl::Status Create(ServedCall* call, v1::CreateJobRequest request, v1::Job* reply);
   absl::Status Get(ServedCall* call, const v1::GetJobRequest& request, v1::Job* reply);
   absl::Status GetLayout(ServedCall* call, const v1::GetLayoutRequest& request,
                          v1::JobLayout* reply);
