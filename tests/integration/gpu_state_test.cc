@@ -236,9 +236,9 @@ absl::Status AddOnGpu(Session* session, RankDevice* device, int unit, bool in_ha
   if (in_half) {
     const DType other =
         session->config().reduce_dtype == DType::kBf16 ? DType::kFp16 : DType::kBf16;
-    EXPECT_THAT(
-        gradients.Add(unit, 0, on_gpu.data(), numel, other),
-        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("and the unit's travel in")));
+    EXPECT_THAT(gradients.Add(unit, 0, on_gpu.data(), numel, other),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         testing::HasSubstr("and the unit's travel in")));
   }
   RETURN_IF_ERROR(gradients.Add(unit, 0, on_gpu.data(), numel, DType::kFp32));
   return gradients.Finish();
