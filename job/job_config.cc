@@ -4,7 +4,6 @@
 #include <cmath>
 #include <optional>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -18,10 +17,9 @@ absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
     return absl::InvalidArgumentError(absl::StrCat("optimizer: ", config.groups.size(),
                                                    " param groups; at most ", kMaxParamGroups));
   }
-  // By name: "", or the parameter that it is another name of.
-  absl::flat_hash_map<std::string, std::string> known;
+  absl::flat_hash_set<std::string> known;
   for (const UnitSpec& unit : model.units) {
-    for (const TensorSpec& spec : unit.parameters) known.emplace(spec.name, spec.shared_with);
+    for (const TensorSpec& spec : unit.parameters) known.insert(spec.name);
   }
   absl::flat_hash_set<std::string> claimed;
   for (size_t i = 0; i < config.groups.size(); ++i) {
@@ -33,15 +31,9 @@ absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
           i == 0 ? ": is the default one and names parameters" : ": names no parameter"));
     }
     for (const std::string& name : config.groups[i].parameter_names) {
-      const auto found = known.find(name);
-      if (found == known.end()) {
+      if (!known.contains(name)) {
         return absl::InvalidArgumentError(
             absl::StrCat("param group ", i, ": the model has no parameter '", name, "'"));
-      }
-      if (!found->second.empty()) {
-        return absl::InvalidArgumentError(absl::StrCat("param group ", i, ": '", name,
-                                                       "' is another name of parameter '",
-                                                       found->second, "': name that one"));
       }
       if (!claimed.insert(name).second) {
         return absl::InvalidArgumentError(

@@ -56,10 +56,6 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   config.groups.push_back(GroupNaming("w"));
   config.groups.push_back(GroupNaming("w"));
   expect(config, "'w' is in two param groups");
-  model.units[0].parameters.push_back({"alias", {4}, DType::kFp32, true, "w"});
-  config = JobConfig();
-  config.groups.push_back(GroupNaming("alias"));
-  expect(config, "'alias' is another name of parameter 'w'");
   config = JobConfig();
   config.groups.resize(kMaxParamGroups + 1);
   expect(config, "65 param groups; at most 64");

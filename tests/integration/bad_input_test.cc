@@ -75,8 +75,8 @@ TEST_F(BadInputTest, WrongRankOrWorldSizeAtTheWorkerIsNamed) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
   EXPECT_THAT(Attach(options, 2, 2, Soon()),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("job 'toy': no rank 2 of 2")));
-  EXPECT_THAT(Attach(options, -1, 2, Soon()),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no rank -1 of 2")));
+  EXPECT_THAT(Attach(options, -2, 2, Soon()),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no rank -2 of 2")));
   EXPECT_THAT(Attach(options, 0, 3, Soon()),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("job 'toy' has world size 2, the trainer says 3")));
