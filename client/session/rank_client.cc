@@ -390,6 +390,7 @@ absl::Status RankClient::AwaitResult(OpKind kind) {
   // another's.
   const uint32_t wanted = results_ + 1;
   const OpResult& result = page()->result;
+  RETURN_IF_ERROR(FaultPoint("trainer.result"));
   RETURN_IF_ERROR(Await([kind] { return OpName(kind); },
                         [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
   results_ = wanted;

@@ -77,7 +77,9 @@ StepResult StepProtocol::Skip() {
 
 absl::StatusOr<StepResult> StepProtocol::Step(const StepOptions& options) {
   RETURN_IF_ERROR(CheckOptions(options));
-  RETURN_IF_ERROR(Vote(OpKind::kStep, options));
+  const absl::Status voted = Vote(OpKind::kStep, options);
+  ended_with_epoch_ = !voted.ok() && client_->EpochIsOver();
+  RETURN_IF_ERROR(voted);
   // In any case: what was reduced is used up or dropped.
   slots_->Forget();
   const OpResult& result = client_->page()->result;
@@ -133,11 +135,13 @@ absl::Status StepProtocol::RunBody(const std::function<absl::Status()>& step_bod
 }
 
 absl::Status StepProtocol::Run(const std::function<absl::Status()>& step_body) {
+  if (!failed_meanwhile_.ok()) return std::exchange(failed_meanwhile_, absl::OkStatus());
   const int64_t step = client_->next_step();
   if (client_->buffer_hooks() != nullptr && client_->buffer_hooks()->begin_step != nullptr)
     client_->buffer_hooks()->begin_step();
   std::function<absl::Status()> body = step_body;
   while (true) {
+    ended_with_epoch_ = false;
     const absl::Status status = RunBody(body);
     // What is left of a body that made no step would be in the next one's.
     if (status.ok() && client_->next_step() == step &&
@@ -147,10 +151,13 @@ absl::Status StepProtocol::Run(const std::function<absl::Status()>& step_body) {
     }
     if (status.ok()) return status;
     RETURN_IF_ERROR(client_->Recover());
-    if (!absl::IsAborted(status)) return status;
     // Decided before the failure, so it was completed everywhere: running it again would apply the
-    // body's batch twice.
-    if (client_->next_step() > step) return absl::OkStatus();
+    // body's batch twice. An error of another rank's code was in the step after it.
+    if (client_->next_step() > step && (absl::IsAborted(status) || ended_with_epoch_)) {
+      if (!absl::IsAborted(status)) failed_meanwhile_ = status;
+      return absl::OkStatus();
+    }
+    if (!absl::IsAborted(status)) return status;
     TESSERA_LOG(WARNING,
                 "job '{}', rank {}: repeats step {} in epoch {}, because it was undone: {}",
                 client_->options().job_id, client_->rank(), step, client_->epoch(),

@@ -44,6 +44,10 @@ class StepProtocol {
   ParameterWindows* const windows_;
   GradientSlots* const slots_;
   GradientReducer* const reducer_;
+  // The last Step() ended because the epoch did, so whether its step was decided is not known yet.
+  bool ended_with_epoch_ = false;
+  // What another rank's code failed with in the step that this rank's next Run() does.
+  absl::Status failed_meanwhile_;
 };
 
 }  // namespace tessera

@@ -75,6 +75,11 @@ class CoordinatorOrphansTest : public ::testing::Test {
   absl::StatusOr<JobView> Create(const std::string& request) {
     return Run([&](Effects* e) { return core_.CreateJob({request, kJob, Spec()}, now_, e); });
   }
+  absl::StatusOr<JobView> CreateWithKey(const std::string& request) {
+    CreateJobEvent event{request, kJob, Spec()};
+    event.attach_key = "the key";
+    return Run([&](Effects* e) { return core_.CreateJob(event, now_, e); });
+  }
   absl::Status Delete(const std::string& request) {
     return Run([&](Effects* e) { return core_.DeleteJob({request, kJob}, now_, e); });
   }
@@ -309,6 +314,45 @@ TEST_F(CoordinatorOrphansTest, JournalOfAnOlderEpochTakesOverTheLaterOne) {
   EXPECT_EQ(Job().committed_step, Step(40));
 }
 
+// Any worker may list any job in its heartbeats.
+TEST_F(CoordinatorOrphansTest, JobIsNotHeldUpByAWorkerThatNeverHadARankOfIt) {
+  ASSERT_OK(Register("stranger"));
+  ASSERT_OK_AND_ASSIGN(const JobView made, CreateWithKey("r1"));
+  ASSERT_OK(Beat("stranger", 8, made.generation));
+  EXPECT_THAT(Job().status.reason, testing::Not(HasSubstr("older epoch")));
+  EXPECT_THAT(Describe("stranger", 8, 40, made.generation),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       testing::AllOf(HasSubstr("'stranger'"), HasSubstr("'gpt'"))));
+  for (const char* worker : {"a", "b"}) {
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.ReportPrepared(Life(worker), {kJob, made.generation, Epoch(1)}, now_, e);
+    }));
+  }
+  EXPECT_EQ(Job().status.state, JobState::kRunning);
+  // Nor by claims that it repeats, once the job runs.
+  ASSERT_OK(Beat("stranger", 1'000, made.generation));
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.ReportFailure(Life("a"), {kJob, made.generation, Epoch(1), Rank(0), "died"}, now_,
+                               e);
+  }));
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+}
+
+TEST_F(CoordinatorOrphansTest, WorkerWithTheJobsKeyMayHoldALaterEpochThanTheJournalPlaced) {
+  for (const char* worker : {"c", "d"}) ASSERT_OK(Register(worker));
+  ASSERT_OK_AND_ASSIGN(const JobView made, CreateWithKey("r1"));
+  for (const char* worker : {"c", "d"}) {
+    HeldJob held = Held(8, 40, made.generation);
+    held.places = {{WorkerId("c"), 0}, {WorkerId("d"), 0}};
+    held.attach_key = "the key";
+    ASSERT_OK(Beat(worker, 8, made.generation));
+    ASSERT_OK(Run([&](Effects* e) { return core_.ReportHeld(Life(worker), held, now_, e); }));
+  }
+  EXPECT_EQ(Job().status.epoch, Epoch(9));
+  EXPECT_EQ(Job().committed_step, Step(40));
+  EXPECT_EQ(Job().status.placements[0].worker, WorkerId("c"));
+}
+
 TEST_F(CoordinatorOrphansTest, JournalOfBeforeTheFirstEpochBeganTakesThatOver) {
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   ASSERT_EQ(made.status.epoch, Epoch(1));
@@ -348,6 +392,7 @@ TEST_F(CoordinatorOrphansTest, TakeOverThatTheJournalDidNotTakeLeavesItAnOrphan)
 
 TEST_F(CoordinatorOrphansTest, WaitsForTheWorkerOfALaterEpochThatHasNotDescribedIt) {
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  TakeOver();  // Of an older journal, which placed it elsewhere.
   ASSERT_OK(Register("c"));
   ASSERT_OK(Beat("c", 8, made.generation));
   for (const char* worker : {"a", "b"}) {

@@ -75,13 +75,29 @@ EpochRuntime& CoordinatorState::Runtime(const JobId& id, const Job& job) {
   return runtimes_[id];
 }
 
+Orphans::Holders CoordinatorState::BelievedHolders(const Orphans::Key& key) const {
+  const Orphans::Holders* holders = orphans.Find(key);
+  if (holders == nullptr) return {};
+  Orphans::Holders believed = *holders;
+  const Job* known = FindJob(key.first);
+  // While it takes over, the journal's placements may be old ones, and no epoch begins anyway.
+  if (known == nullptr || known->generation != key.second || takes_over()) return believed;
+  for (auto it = believed.begin(); it != believed.end();) {
+    const bool is_claim_alone =
+        !it->second.described.has_value() && !known->status.HasRankOn(it->first);
+    it = is_claim_alone ? believed.erase(it) : std::next(it);
+  }
+  return believed;
+}
+
 bool CoordinatorState::IsBehind(const JobId& id, const Job& job) const {
-  const Orphans::Holders* holders = orphans.Find({id, job.generation});
+  const Orphans::Key key(id, job.generation);
+  if (orphans.Find(key) == nullptr) return false;
+  const Orphans::Holders holders = BelievedHolders(key);
   // The next epoch of such a job could have the number of one that its workers were in already.
-  return holders != nullptr &&
-         std::any_of(holders->begin(), holders->end(), [&](const auto& holder) {
-           return holder.second.IsAheadOf(job.status.epoch, job.HasBegun());
-         });
+  return std::any_of(holders.begin(), holders.end(), [&](const auto& holder) {
+    return holder.second.IsAheadOf(job.status.epoch, job.HasBegun());
+  });
 }
 
 void CoordinatorState::EndTakeOver(absl::Time now, absl::Duration pause, Effects* effects) {

@@ -56,6 +56,9 @@ class CoordinatorState {
   // --- jobs that the journal does not know, or knows only in part ---
   // Whether workers hold a later epoch of the job than the journal has, or have begun its first.
   bool IsBehind(const JobId& id, const Job& job) const;
+  // Those of its orphans' holders that are believed. Any worker may claim any job, so one that has
+  // no rank of a job that the journal knows has to describe it first, which takes the job's key.
+  Orphans::Holders BelievedHolders(const Orphans::Key& key) const;
   // Until a call of EndTakeOver at `until` no job is created and no epoch begins.
   void TakeOverUntil(absl::Time until) { take_over_until_ = until; }
   // Ends it if the time is over. The coordinator paused for `pause`, during which no worker could

@@ -1,5 +1,7 @@
 #include "coordinator/core/job.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace tessera::coordinator {
@@ -22,6 +24,11 @@ absl::string_view Name(JobState state) {
       return "ORPHANED";
   }
   return "?";
+}
+
+bool JobStatus::HasRankOn(const WorkerId& worker) const {
+  return std::any_of(placements.begin(), placements.end(),
+                     [&](const RankPlacement& p) { return p.worker == worker; });
 }
 
 absl::Status CheckNotOver(const JobId& id, const JobStatus& status) {

@@ -81,6 +81,7 @@ struct JobStatus {
   // They do not complete it again.
   std::map<int32_t, Incarnation> completed_after;
 
+  bool HasRankOn(const WorkerId& worker) const;
   // Whether others may use its devices.
   bool FreesDevices() const { return completed || IsOver(state); }
 };

@@ -31,7 +31,7 @@ std::string StateReason(const CoordinatorState& state, const JobId& id, const Jo
   // First, because the job stands still until its workers' epoch is taken over.
   if (state.IsBehind(id, job)) {
     return absl::StrCat("the journal has an older epoch of it than its workers: ",
-                        Orphans::DescribeHolders(*state.orphans.Find({id, job.generation})));
+                        Orphans::DescribeHolders(state.BelievedHolders({id, job.generation})));
   }
   if (job.status.state == JobState::kWaiting) {
     return absl::StrCat(job.status.reason, "; ", JobPlacer(&state).WhyWaiting(id, job));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/same_secret.h"
 #include "base/status_macros.h"
 #include "coordinator/core/job_spec.h"
 
@@ -34,8 +35,15 @@ absl::Status OrphanAdopter::ReportHeld(const Sender& sender, const HeldJob& even
   }
   const Job* known = state_->FindJob(event.job);
   // The journal decides what the job is. A report adds only how far it has come.
-  if (known != nullptr && known->generation == event.generation)
+  if (known != nullptr && known->generation == event.generation) {
     RETURN_IF_ERROR(CompareJobSpecs(*known->spec, *event.spec));
+    // Only workers that have had ranks of the job got its key.
+    if (!IsSameSecret(known->attach_key, event.attach_key)) {
+      return absl::PermissionDeniedError(
+          absl::StrCat("worker '", sender.worker.value(), "' describes job '", event.job.value(),
+                       "' without the job's key: it never had a rank of it"));
+    }
+  }
   state_->orphans.Describe(sender.worker, event);
   Adopt({event.job, event.generation}, now, effects);
   if (state_->FindJob(event.job) != nullptr || ViewOrphan(event.job).has_value())
@@ -72,21 +80,21 @@ std::optional<std::vector<RankPlacement>> OrphanAdopter::PlacesOf(const HeldJob&
 
 void OrphanAdopter::Adopt(const Orphans::Key& key, absl::Time now, Effects* effects) {
   const auto& [id, generation] = key;
-  const Orphans::Holders* holders = state_->orphans.Find(key);
-  const HeldJob* held = holders == nullptr ? nullptr : Orphans::Latest(*holders);
+  const Orphans::Holders holders = state_->BelievedHolders(key);
+  const HeldJob* held = Orphans::Latest(holders);
   const Job* known = state_->FindJob(id);
   // A deleted generation is never taken over, even if its worker still holds it.
   if (held == nullptr || generation <= state_->durable().deleted().Newest(id)) return;
   if (known != nullptr && (known->generation != generation || !state_->IsBehind(id, *known)))
     return;
   std::string why_not;
-  auto places = PlacesOf(*held, *holders, &why_not);
+  auto places = PlacesOf(*held, holders, &why_not);
   if (!places.has_value()) return;
   JobStatus status;
   status.epoch = held->epoch;
   status.placements = *std::move(places);
   Step decided = known == nullptr ? Step(0) : known->committed_step;
-  for (const auto& [worker, holder] : *holders) {
+  for (const auto& [worker, holder] : holders) {
     if (!holder.described.has_value()) continue;
     // The next epoch has to be later than any that a worker has seen.
     status.epoch = std::max(status.epoch, holder.epoch);
@@ -104,12 +112,12 @@ void OrphanAdopter::Adopt(const Orphans::Key& key, absl::Time now, Effects* effe
   // A job that is only behind keeps the spec and the owner that the journal has.
   if (known == nullptr)
     state_->Put(
-        JobSpecRecord{id, held->spec, generation, Orphans::OwnerOf(*holders), held->attach_key},
+        JobSpecRecord{id, held->spec, generation, Orphans::OwnerOf(holders), held->attach_key},
         effects);
   state_->Put(JobStatusRecord{id, std::move(status)}, effects);
   state_->Put(JobStepRecord{id, decided}, effects);
   // The orphan is not a record, so Rollback alone would not bring it back.
-  state_->OnRollback([state = state_, key = key, known_by = *holders] {
+  state_->OnRollback([state = state_, key = key, known_by = *state_->orphans.Find(key)] {
     state->orphans.PutBack(key, known_by);  // The next heartbeat tries again.
   });
   state_->orphans.Forget(key);

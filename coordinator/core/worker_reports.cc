@@ -11,9 +11,7 @@ namespace tessera::coordinator {
 namespace {
 
 bool HasRankOn(const Job& job, const WorkerId& worker) {
-  if (IsOver(job.status.state)) return false;
-  return std::any_of(job.status.placements.begin(), job.status.placements.end(),
-                     [&](const RankPlacement& p) { return p.worker == worker; });
+  return !IsOver(job.status.state) && job.status.HasRankOn(worker);
 }
 
 // Whether a worker without a rank of the job holds steps of it that this state never had.

@@ -30,7 +30,8 @@ std::vector<JobView> JobsOf(CoordinatorHost* host) {
 }
 
 std::string StateOf(const JobView& job) {
-  return job.status.completed ? "completed" : absl::AsciiStrToLower(Name(job.status.state));
+  const bool completed = job.status.completed && !IsOver(job.status.state);
+  return completed ? "completed" : absl::AsciiStrToLower(Name(job.status.state));
 }
 
 void AddJobs(const std::vector<JobView>& jobs, MetricsText* metrics) {

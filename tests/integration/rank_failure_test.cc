@@ -1,11 +1,13 @@
 // The code of one rank's trainer fails: every rank gets the error with its cause and the rank, the
 // step is undone everywhere, and training continues to the same bits.
+#include <atomic>
 #include <limits>
 #include <stdexcept>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/fault_point.h"
 #include "base/status_matchers.h"
 #include "client/rpc/job_rpc.h"
 #include "gtest/gtest.h"
@@ -125,6 +127,34 @@ TEST_F(RankFailureTest, ExceptionIsToldToTheOtherRanksAndThrownOn) {
   EXPECT_THAT(statuses[kFailing], StatusIs(absl::StatusCode::kInternal, HasSubstr("bad batch")));
   EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kUnknown, HasSubstr("rank 1: ")));
   ASSERT_OK(team.TrainTo(4));
+}
+
+// One rank is slow to look at the result of a step that was decided. Meanwhile another rank's code
+// fails in the step after it.
+TEST_F(RankFailureTest, IsTheErrorOfItsOwnStepAlsoWhereARankIsStillInTheOneBefore) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team,
+                       TrainerTeam::Open(ToyOptions(*cluster_, "toy", kWorldSize)));
+  ASSERT_OK(team.TrainTo(2));
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("trainer.result", hold);  // Of the rank that comes first.
+  std::atomic<int> done{0};
+  const std::vector<absl::Status> statuses = team.Run([&](Session* session) {
+    EXPECT_OK(session->RunStep([&] { return ToyStep(session, 3); }));
+    // The one before was first, and the one after it was held.
+    const bool fails = ++done == kWorldSize - 1;
+    const absl::Status next = session->RunStep([&] {
+      return fails ? absl::OutOfRangeError("batch 4 is empty") : ToyStep(session, 4);
+    });
+    if (fails) DisarmAllFaultPoints();
+    return next;
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("batch 4 is empty")));
+  }
+  for (int rank = 0; rank < kWorldSize; ++rank) EXPECT_EQ(team.session(rank)->next_step(), 4);
+  ASSERT_OK(team.TrainTo(6));
+  EXPECT_EQ(Values(&team), Undisturbed(6));
 }
 
 // What only one rank got wrong is its own error; what all ranks were told is nobody's in
