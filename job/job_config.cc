@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -11,17 +12,36 @@
 namespace tessera {
 namespace {
 
+using GroupByName = absl::flat_hash_map<absl::string_view, size_t>;
+
+// Groups go by the names of primary parameters, so an alias alone would have no effect.
+absl::Status ValidateAliasGroups(const GroupByName& group_of, const ModelSpec& model) {
+  for (const UnitSpec& unit : model.units) {
+    for (const TensorSpec& spec : unit.parameters) {
+      const auto alias = group_of.find(spec.name), primary = group_of.find(spec.shared_with);
+      if (spec.shared_with.empty() || alias == group_of.end()) continue;
+      if (primary != group_of.end() && primary->second == alias->second) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "param group ", alias->second, ": '", spec.name, "' is another name of parameter '",
+          spec.shared_with, "', which is in param group ",
+          primary == group_of.end() ? 0 : primary->second, ": name '", spec.shared_with,
+          "' in param group ", alias->second));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
   if (config.groups.empty()) return absl::InvalidArgumentError("optimizer: no param group");
   if (config.groups.size() > kMaxParamGroups) {
     return absl::InvalidArgumentError(absl::StrCat("optimizer: ", config.groups.size(),
                                                    " param groups; at most ", kMaxParamGroups));
   }
-  absl::flat_hash_set<std::string> known;
+  absl::flat_hash_set<absl::string_view> known;
   for (const UnitSpec& unit : model.units) {
     for (const TensorSpec& spec : unit.parameters) known.insert(spec.name);
   }
-  absl::flat_hash_set<std::string> claimed;
+  GroupByName group_of;  // Without those of group 0.
   for (size_t i = 0; i < config.groups.size(); ++i) {
     RETURN_IF_ERROR(ValidateHyperParameters(config.groups[i], i));
     // Group 0 has all parameters that no other group names.
@@ -35,13 +55,13 @@ absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
         return absl::InvalidArgumentError(
             absl::StrCat("param group ", i, ": the model has no parameter '", name, "'"));
       }
-      if (!claimed.insert(name).second) {
+      if (!group_of.emplace(name, i).second) {
         return absl::InvalidArgumentError(
             absl::StrCat("parameter '", name, "' is in two param groups"));
       }
     }
   }
-  return absl::OkStatus();
+  return ValidateAliasGroups(group_of, model);
 }
 
 bool IsTrainingDType(DType dtype) { return dtype == DType::kFp32 || IsHalf(dtype); }

@@ -37,7 +37,8 @@ struct HyperParameters {
 };
 
 struct ParamGroup : HyperParameters {
-  std::vector<std::string> parameter_names;  // Empty in the first group: all others.
+  // Empty in the first group: all others. Of a parameter with tied weights its first name counts.
+  std::vector<std::string> parameter_names;
 };
 
 struct JobConfig {
@@ -97,7 +98,7 @@ std::string FakeText(bool fake_all_gather, bool fake_reduce_scatter);
 
 // Whether a worker can train this. The coordinator accepts no other job.
 // Errors: InvalidArgument  naming the field, or the param group's parameter that the model lacks
-//                          or that two groups claim.
+//                          or that two groups claim, or only by another name of tied weights.
 absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model);
 
 // Errors: InvalidArgument  naming the param group and the number that is out of range.

@@ -28,6 +28,24 @@ TEST(JobConfigTest, BuffersAreBoundedTogether) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("buffer 'last'")));
 }
 
+TEST(JobConfigTest, TiedParameterIsInTheGroupOfItsFirstName) {
+  ModelSpec model;
+  model.units.push_back(
+      {"u", {{"w", {4}, DType::kFp32}, {"tied", {4}, DType::kFp32, true, "w"}}});
+  JobConfig config;
+  config.groups.push_back(GroupNaming("tied"));
+  EXPECT_THAT(ValidateJobConfig(config, model),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("param group 1: 'tied' is another name of parameter 'w', which is "
+                                 "in param group 0: name 'w' in param group 1")));
+  config.groups.push_back(GroupNaming("w"));
+  EXPECT_THAT(ValidateJobConfig(config, model),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("which is in param group 2")));
+  config.groups.pop_back();
+  config.groups[1].parameter_names = {"tied", "w"};
+  EXPECT_OK(ValidateJobConfig(config, model));
+}
+
 TEST(JobConfigTest, EachBadFieldIsNamed) {
   ModelSpec model;
   model.units.push_back({"u", {{"w", {4}, DType::kFp32}}});

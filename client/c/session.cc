@@ -231,6 +231,11 @@ int64_t tessera_num_writes(const tessera_session* session) {
 }
 int tessera_report(tessera_session* session, const char* const* names, const double* values,
                    size_t count) {
+  if (count > 0) {
+    absl::Status given = CheckNotNull(names, "names");
+    if (given.ok()) given = CheckNotNull(values, "values");
+    if (!given.ok()) return CodeOf(given);
+  }
   std::map<std::string, double> report;
   for (size_t i = 0; i < count; ++i) {
     if (const absl::Status status = CheckNotNull(names[i], "names"); !status.ok())

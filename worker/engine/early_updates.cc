@@ -106,6 +106,7 @@ std::vector<bool> EarlyUpdates::MadeBy(const OptimizerStep& step) const {
     const int64_t number =
         options.recorder->Enqueued(step.step, context_.order.sequence(), OpKind::kUpdate, -1, 0);
     options.recorder->Started(number);
+    options.recorder->Done(number);  // It says only that the step computes some again.
   }
   return early;
 }

@@ -1,6 +1,7 @@
 #include "worker/keeper/frozen_state.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -57,6 +58,8 @@ absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegion
 }
 
 absl::Status FrozenState::CheckStands() const {
+  // The copy's loads may not be done after those below, as in each reader of a seqlock.
+  std::atomic_thread_fence(std::memory_order_acquire);
   // A hand-over that was cancelled lets the job train on, over what is read here.
   for (const RankState& rank : ranks_) {
     if (rank.record->applied_step.load(std::memory_order_acquire) > step_ ||
