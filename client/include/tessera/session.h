@@ -33,7 +33,6 @@
 #include "layout/dtype.h"
 #include "layout/model_layout.h"
 #include "layout/values.h"
-#include "tessera/comm_hook.h"
 #include "tessera/session_options.h"
 
 namespace tessera {
@@ -131,7 +130,7 @@ class Session {
   // one that got none on any rank until the step is left as it is, moments too. Again before the
   // step, it adds to what was reduced. Errors: FailedPrecondition  so with cpu_offload; Aborted.
   absl::Status Reduce(int unit);
-  // Between steps; of all units, or of one. See comm_hook.h.
+  // Between steps; of all units, or of one. See CommHook (session_options.h).
   // Errors: AlreadyExists       a unit has one (named; nothing is registered then)
   //         InvalidArgument     the hook does nothing, or compresses to a dtype that is not a
   //                             training dtype
