@@ -79,8 +79,8 @@ struct Op {
   uint16_t gradient_on_device = 0;  // kReduce: 1: in the rank's slot on its GPU; 0: the host's.
   uint32_t slot_dtype = 0;          // kReduce: the DType that the gradient slot is in.
   // kRead, kWrite: the StateArray. kReduce, of a gradient on a GPU: 1 + the index of the event that
-  // says when it is complete; 0: it is.
-  uint32_t array = 0;
+  // says when it is complete; kReshard, of a unit in a slot: when it was read. 0: it is.
+  uint32_t array_or_event = 0;
   uint32_t message_bytes = 0;  // kSend: of the piece.
   uint32_t sets_moments = 0;  // kFinishWrite: 1: moments are staged too; the message says the rest.
 };
