@@ -4,9 +4,9 @@
 //
 // gRPC reads nothing of a call before we ask for it, and holds no thread for one: so a client that
 // sends slowly, does not read its socket, or is refused, costs some kilobytes a call. A connection
-// with more than kMaxOfConnection calls is ended: gRPC tells its clients of a limit, and does not
-// keep to it where they say nothing. Where there are more than kMaxEnding calls whose status is
-// being sent, the connection of one that has taken longer than kMaxEndingTime for it is ended.
+// with more than kMaxOfConnection calls is ended, since gRPC tells its clients a limit but enforces
+// none against those that ignore it. If the status of more than kMaxEnding calls is being sent, the
+// connection of the oldest is ended once that has taken longer than kMaxEndingTime.
 //
 // Thread-safe once it serves.
 #ifndef TESSERA_COORDINATOR_SERVICE_CALL_SERVER_H_
@@ -43,7 +43,7 @@ class CallServer final : private CallHost {
   static constexpr size_t kShortThreads = 64;
   static constexpr size_t kMaxEnding = 1024;
   static constexpr absl::Duration kMaxEndingTime = absl::Seconds(2);
-  // Of which gRPC's clients know; more may be on their way to their end.
+  // What gRPC's clients are told; more calls may be ending.
   static constexpr int kToldMaxOfConnection = 64;
   static constexpr int kMaxOfConnection = 4 * kToldMaxOfConnection;
 
@@ -59,7 +59,8 @@ class CallServer final : private CallHost {
   // Once it is shut down; waits for all calls. Idempotent.
   void Stop();
 
-  // How many calls of which method have ended how, since the start. "": of none that there is.
+  // How many calls of which method have ended how, since the start. The method "" stands for all
+  // that do not exist.
   std::map<std::pair<std::string, absl::StatusCode>, int64_t> Handled() const;
 
  private:

@@ -10,7 +10,7 @@
 // of a client that the gate has let in takes is limited (call_limits.h), and each step has a
 // deadline (call_watch.h).
 //
-// Of streams, handlers get it as a CallStream (serve.h). A handler has it for itself.
+// The handler of a stream gets the call as a CallStream (serve.h). A call has one handler.
 #ifndef TESSERA_COORDINATOR_SERVICE_SERVED_CALL_H_
 #define TESSERA_COORDINATOR_SERVICE_SERVED_CALL_H_
 
@@ -48,7 +48,7 @@ struct Method {
   CallKind kind = CallKind::kShort;
   bool has_own_thread = false;
   int64_t max_request_bytes = kMaxRequestBytes;
-  std::function<absl::Status(ServedCall*)> run;  // Null: everybody is told `fixed`, unread.
+  std::function<absl::Status(ServedCall*)> run;  // Null: every caller gets `fixed`.
   absl::StatusOr<grpc::ByteBuffer> fixed = absl::UnimplementedError("");
 };
 
@@ -79,7 +79,7 @@ class CallHost {
   // A call of this connection has come, or gone. False: there are too many, and it has been ended.
   virtual bool NoteArrived(const std::string& peer) = 0;
   virtual void NoteLeft(const std::string& peer) = 0;
-  // How it was answered. Null: a method that there is not.
+  // How a call was answered; `method`: null where it named none that exists.
   virtual void NoteHandled(const Method* method, absl::StatusCode code) = 0;
   // Its status is being sent, and no more is known of it than that; then the status is sent.
   virtual void NoteEnding(EndingCall* ending) = 0;
