@@ -9,6 +9,7 @@
 #include "job/field_limits.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
+#include "job/live_array_codec.h"
 
 namespace tessera {
 namespace {
@@ -37,20 +38,6 @@ absl::StatusOr<DType> ServedDType(DType kept, std::optional<DType> wanted,
   return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter, "' is kept in ",
                                                  Name(kept), ": it cannot be read as ",
                                                  Name(*wanted)));
-}
-
-v1::LiveStateArray EncodeArray(LiveArray array) {
-  switch (array) {
-    case LiveArray::kParameter:
-      return v1::LIVE_STATE_ARRAY_PARAMETER;
-    case LiveArray::kFirstMoment:
-      return v1::LIVE_STATE_ARRAY_FIRST_MOMENT;
-    case LiveArray::kSecondMoment:
-      return v1::LIVE_STATE_ARRAY_SECOND_MOMENT;
-    case LiveArray::kBuffer:
-      return v1::LIVE_STATE_ARRAY_BUFFER;
-  }
-  return v1::LIVE_STATE_ARRAY_UNSPECIFIED;
 }
 
 std::vector<int> SelectParameters(const LivePlan& plan, const NameSelection& selection) {
@@ -99,7 +86,7 @@ v1::LiveTensorInfo LivePlan::InfoOf(size_t number) const {
   const LiveTensor& tensor = tensors[number];
   if (tensor.array == LiveArray::kBuffer) return BufferInfo(*this, number);
   v1::LiveTensorInfo info;
-  info.set_array(EncodeArray(tensor.array));
+  info.set_array(EncodeLiveArray(tensor.array));
   info.set_dtype(EncodeDType(LayoutDType(dtypes[number]).value_or(DType::kFp32)));
   const TensorSpec& spec = ParameterOf(*layout, tensor).spec;
   info.set_name(LiveTensorName(*layout, optimizer, tensor));

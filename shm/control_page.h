@@ -56,12 +56,12 @@ enum class OpKind : uint32_t {
   kReceive,         // Put the next piece of the last operation's reply there.
   kReadProgress,    // Reply with where training stands.
   kSaveStatus,      // Reply with how the last save in the background goes.
-  kCancelSave,      // That save is not wanted any more; the reply is empty.
+  kCancelSave,      // Cancel that save; the reply is empty.
   kPut,             // In flight records alone: values that others than trainers set.
   kRestoreBuffers,  // Give the trainer, which writes to none, those of the committed version.
 };
 
-// "unshard", "reduce", ...; "operation 77" for what is none.
+// "unshard", "reduce", ...; "operation 77" for a number that is none of these.
 std::string OpName(OpKind kind);
 
 struct Op {
@@ -79,8 +79,8 @@ struct Op {
   uint16_t gradient_on_device = 0;  // kReduce: 1: in the rank's slot on its GPU; 0: the host's.
   uint32_t slot_dtype = 0;          // kReduce: the DType that the gradient slot is in.
   // kRead, kWrite: the StateArray. kReduce, of a gradient on a GPU: 1 + the index of the event that
-  // says when it is complete; 0: it is.
-  uint32_t array = 0;
+  // says when it is complete; kReshard, of a unit in a slot: when it was read. 0: it is.
+  uint32_t array_or_event = 0;
   uint32_t message_bytes = 0;  // kSend: of the piece.
   uint32_t sets_moments = 0;  // kFinishWrite: 1: moments are staged too; the message says the rest.
 };
@@ -177,7 +177,7 @@ absl::Status AwaitEvent(ControlPage* page, uint32_t epoch, absl::Time deadline,
 void PublishFailure(ControlPage* page, uint32_t epoch, const absl::Status& status);
 
 // Copies at most `capacity` - 1 bytes, cutting no UTF-8 character in two, and ends them with 0.
-// Reads stop at the capacity; what they give is untrusted, and no UTF-8 for sure.
+// Reads stop at the capacity; what they return is untrusted, and may not be UTF-8.
 void StoreText(absl::string_view text, char* buffer, size_t capacity);
 std::string LoadText(const char* buffer, size_t capacity);
 

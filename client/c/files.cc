@@ -15,8 +15,7 @@
 #include "layout/stored_dtype.h"
 #include "nlohmann/json.hpp"
 #include "tessera/checkpoint.h"
-#include "tessera/load_model.h"
-#include "tessera/save_model.h"
+#include "tessera/stored_model.h"
 
 namespace tessera::c_api {
 namespace {

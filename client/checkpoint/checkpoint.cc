@@ -15,6 +15,7 @@
 #include "client/checkpoint/load_request.h"
 #include "client/session/state_access.h"
 #include "client/session/tensor_codec.h"
+#include "job/job_codec.h"
 #include "proto/checkpoint.pb.h"
 
 namespace tessera {
@@ -22,13 +23,8 @@ namespace {
 
 ParamGroup DecodeGroup(const v1::ParamGroup& from) {
   ParamGroup group;
+  static_cast<HyperParameters&>(group) = DecodeHyperParameters(from);
   group.parameter_names.assign(from.parameter_names().begin(), from.parameter_names().end());
-  group.learning_rate = from.learning_rate();
-  group.beta1 = from.beta1();
-  group.beta2 = from.beta2();
-  group.epsilon = from.epsilon();
-  group.weight_decay = from.weight_decay();
-  group.momentum = from.momentum();
   return group;
 }
 

@@ -1,5 +1,3 @@
-#include "tessera/load_model.h"
-
 #include <utility>
 
 #include "base/status_macros.h"
@@ -8,6 +6,7 @@
 #include "client/session/state_access.h"
 #include "client/session/tensor_codec.h"
 #include "proto/checkpoint.pb.h"
+#include "tessera/stored_model.h"
 
 namespace tessera {
 

@@ -20,8 +20,8 @@
 #include "job/param_groups.h"
 #include "layout/shard_view.h"
 #include "layout/stored_dtype.h"
-#include "tessera/load_model.h"
 #include "tessera/optimizer_state.h"
+#include "tessera/stored_model.h"
 
 namespace tessera {
 namespace {

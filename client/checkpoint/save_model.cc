@@ -1,8 +1,7 @@
-#include "tessera/save_model.h"
-
 #include "client/session/state_access.h"
 #include "client/session/tensor_codec.h"
 #include "proto/checkpoint.pb.h"
+#include "tessera/stored_model.h"
 
 namespace tessera {
 

@@ -12,6 +12,7 @@
 #include "checkpoint/manifest/verify_checkpoint.h"
 #include "checkpoint/storage/storage_path.h"
 #include "client/cli/endpoint_flags.h"
+#include "client/cli/json_text.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/save_commands.h"
 #include "client/cli/text_table.h"
@@ -48,7 +49,7 @@ absl::Status RunCheckpoints(const Flags& flags, const Console& console) {
                       {"bytes", listed.size_bytes}});
     }
     const nlohmann::ordered_json all = {{"checkpoints", std::move(json)}};
-    *console.out << all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    *console.out << JsonText(all);
     return absl::OkStatus();
   }
   if (found.empty()) {
@@ -72,7 +73,7 @@ void WriteVerificationJson(const Verification& found, const Console& console) {
   json["damages"] = nlohmann::ordered_json::array();
   for (const absl::Status& damage : found.damages)
     json["damages"].push_back(std::string(damage.message()));
-  *console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  *console.out << JsonText(json);
 }
 
 absl::Status RunVerify(const Flags& flags, const Console& console) {

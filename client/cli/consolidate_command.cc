@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/parts/consolidate.h"
 #include "checkpoint/storage/storage_path.h"
+#include "client/cli/json_text.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/text_table.h"
 #include "layout/layout_dump.h"
@@ -53,7 +54,7 @@ void WriteJson(const Consolidated& made, const std::string& out, const Console& 
   json["missing_ranks"] = made.missing_ranks;
   json["files"] = made.manifest.files.size();
   json["bytes"] = BytesOf(made.manifest);
-  *console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  *console.out << JsonText(json);
 }
 
 void WriteText(const Consolidated& made, const std::string& out, const Console& console) {

@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/fake_note.h"
+#include "client/cli/json_text.h"
 #include "client/cli/text_table.h"
 #include "nlohmann/json.hpp"
 
@@ -125,7 +126,7 @@ std::string FlightJson(const std::vector<v1::DumpRankResponse>& dumps) {
                      {"text", dump.text()}});
   }
   const Json all = {{"ranks", std::move(ranks)}};
-  return all.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
+  return AsciiJsonText(all);
 }
 
 }  // namespace tessera::cli

@@ -1,17 +1,13 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/job_ranks.h"
 #include "client/cli/job_view.h"
+#include "client/cli/json_text.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string Text(const Json& json) {
-  // Escaped to ASCII, because the texts come from a server and may be shown on a terminal.
-  return json.dump(2, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
-}
 
 void AddStatus(const v1::RankStatus& status, Json* json) {
   (*json)["attached"] = status.attached();
@@ -64,7 +60,7 @@ Json JobJson(const v1::Job& job) {
 std::string JobsJson(const v1::ListJobsResponse& jobs) {
   Json list = Json::array();
   for (const v1::Job* job : SortedJobs(jobs)) list.push_back(JobJson(*job));
-  return Text(Json{{"jobs", std::move(list)}});
+  return AsciiJsonText(Json{{"jobs", std::move(list)}});
 }
 
 std::string WorkerJson(const v1::WorkerStatusResponse& worker) {
@@ -78,13 +74,13 @@ std::string WorkerJson(const v1::WorkerStatusResponse& worker) {
                     {"fake_reduce_scatter", progress.fake_reduce_scatter()},
                     {"ranks", RanksJson(job)}});
   }
-  return Text(Json{{"worker_id", worker.worker_id()},
-                   {"incarnation", worker.incarnation()},
-                   {"num_devices", worker.num_devices()},
-                   {"device", worker.device()},
-                   {"coordinator_connected", worker.coordinator_connected()},
-                   {"cluster_id", worker.cluster_id()},
-                   {"jobs", std::move(jobs)}});
+  return AsciiJsonText(Json{{"worker_id", worker.worker_id()},
+                            {"incarnation", worker.incarnation()},
+                            {"num_devices", worker.num_devices()},
+                            {"device", worker.device()},
+                            {"coordinator_connected", worker.coordinator_connected()},
+                            {"cluster_id", worker.cluster_id()},
+                            {"jobs", std::move(jobs)}});
 }
 
 }  // namespace tessera::cli

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "client/cli/json_text.h"
 #include "client/cli/text_table.h"
 #include "nlohmann/json.hpp"
 
@@ -84,7 +85,7 @@ std::string JobLayoutJson(const v1::JobLayout& layout) {
       // As text: many readers of JSON round numbers above 2^53.
       {"layout_digest", absl::StrCat(absl::Hex(layout.layout_digest(), absl::kZeroPad16))},
       {"units", std::move(units)}};
-  return json.dump(2, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
+  return AsciiJsonText(json);
 }
 
 }  // namespace tessera::cli

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/cli/endpoint_flags.h"
+#include "client/cli/json_text.h"
 #include "client/cli/live_file.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/text_table.h"
@@ -63,7 +64,7 @@ absl::Status RunGet(const Flags& flags, const Console& console) {
                                          {"committed_step", file.step},
                                          {"tensors", file.num_tensors},
                                          {"bytes", file.size_bytes}};
-    *console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    *console.out << JsonText(json);
     return absl::OkStatus();
   }
   *console.out << Printable(flags.out) << ": step " << file.trained_step << " of job '"

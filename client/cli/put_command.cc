@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "client/cli/endpoint_flags.h"
+#include "client/cli/json_text.h"
 #include "client/cli/live_file.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/put_client.h"
@@ -59,7 +60,7 @@ absl::Status RunPut(const Flags& flags, const Console& console) {
                                          {"committed_step", reply.step()},
                                          {"tensors", reply.num_tensors()},
                                          {"bytes", reply.size_bytes()}};
-    *console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    *console.out << JsonText(json);
     return absl::OkStatus();
   }
   *console.out << "job '" << Printable(flags.job) << "' has " << reply.num_tensors()

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "client/cli/json_text.h"
 #include "client/cli/text_table.h"
 #include "layout/layout_dump.h"
 #include "nlohmann/json.hpp"
@@ -10,11 +11,6 @@ namespace tessera::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string Text(const Json& json) {
-  // Paths may not be UTF-8. They are replaced, because dump would throw.
-  return json.dump(2, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
-}
 
 bool Ended(const v1::Save& save) { return save.state() == v1::SAVE_STATE_ENDED; }
 
@@ -137,7 +133,7 @@ std::string EndedTable(const v1::ListCheckpointsResponse& saves) {
   return any ? table.Render("") : "no checkpoints\n";
 }
 
-std::string SaveJson(const v1::Save& save) { return Text(JsonOf(save)); }
+std::string SaveJson(const v1::Save& save) { return JsonText(JsonOf(save)); }
 
 std::string SavesJson(const std::string& job_id, const v1::ListCheckpointsResponse& saves,
                       bool ended) {
@@ -145,7 +141,7 @@ std::string SavesJson(const std::string& job_id, const v1::ListCheckpointsRespon
   for (const v1::Save& save : saves.saves()) {
     if (Ended(save) == ended) list.push_back(JsonOf(save));
   }
-  return Text(Json{{"job", job_id}, {"saves", std::move(list)}});
+  return JsonText(Json{{"job", job_id}, {"saves", std::move(list)}});
 }
 
 }  // namespace tessera::cli

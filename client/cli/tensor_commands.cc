@@ -18,6 +18,7 @@
 #include "checkpoint/safetensors/diff_tensors.h"
 #include "checkpoint/safetensors/stored_tensors.h"
 #include "client/cli/endpoint_flags.h"
+#include "client/cli/json_text.h"
 #include "client/cli/live_file.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/tensor_text.h"
@@ -49,10 +50,6 @@ void AddFlags(CLI::App* command, Flags* flags) {
 
 absl::Status NoneMatches(const Flags& flags) {
   return absl::NotFoundError(absl::StrCat("no tensor's name matches '", flags.match, "'"));
-}
-
-void Write(const Json& json, const Console& console) {
-  *console.out << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
 }
 
 Json DTypeJson(const StoredEntry& entry) {
@@ -125,7 +122,7 @@ absl::Status RunLs(const Flags& flags, const Console& console) {
   }
   if (entries.empty() && !flags.match.empty()) return NoneMatches(flags);
   if (flags.json) {
-    Write({{"tensors", std::move(tensors)}, {"bytes", all_bytes}}, console);
+    *console.out << JsonText({{"tensors", std::move(tensors)}, {"bytes", all_bytes}});
   } else {
     WriteList(entries, console);
   }
@@ -154,7 +151,8 @@ void WriteDiff(const TensorsDiff& found, const Flags& flags, const Console& cons
     json["differences"] = Json::array();
     for (const TensorDiff& diff : found.differences)
       json["differences"].push_back(DifferenceJson(diff));
-    return Write(json, console);
+    *console.out << JsonText(json);
+    return;
   }
   if (num_different == 0) {
     *console.out << "equal: " << found.num_compared << " of " << found.num_compared << "\n";

@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "client/cli/endpoint_flags.h"
 #include "client/cli/jobs_client.h"
+#include "client/cli/json_text.h"
 #include "client/cli/text_table.h"
 #include "nlohmann/json.hpp"
 
@@ -63,8 +64,7 @@ std::string WorkersJson(const std::vector<v1::WorkerInfo>& workers) {
                     {"incarnation", worker.incarnation()},
                     {"address", worker.address()}});
   }
-  return Json{{"workers", std::move(list)}}.dump(2, ' ', true, Json::error_handler_t::replace) +
-         "\n";
+  return AsciiJsonText({{"workers", std::move(list)}});
 }
 
 absl::Status Run(const Flags& flags, const Console& console) {

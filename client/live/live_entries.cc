@@ -7,27 +7,9 @@
 #include "base/status_macros.h"
 #include "client/live/live_info.h"
 #include "job/job_codec.h"
+#include "job/live_array_codec.h"
 
 namespace tessera {
-namespace {
-
-absl::StatusOr<LiveArray> Decode(const v1::LiveTensorInfo& info) {
-  switch (info.array()) {
-    case v1::LIVE_STATE_ARRAY_PARAMETER:
-      return LiveArray::kParameter;
-    case v1::LIVE_STATE_ARRAY_FIRST_MOMENT:
-      return LiveArray::kFirstMoment;
-    case v1::LIVE_STATE_ARRAY_SECOND_MOMENT:
-      return LiveArray::kSecondMoment;
-    case v1::LIVE_STATE_ARRAY_BUFFER:
-      return LiveArray::kBuffer;
-    default:
-      return absl::DataLossError(absl::StrCat("tensor '", info.name(), "' has an unknown kind"));
-  }
-}
-
-}  // namespace
-
 v1::LiveStateQuery EncodeLiveQuery(const LiveQuery& query) {
   v1::LiveStateQuery encoded;
   encoded.set_job_id(query.job_id);
@@ -43,7 +25,10 @@ absl::StatusOr<LiveEntry> LiveEntryOf(const v1::LiveTensorInfo& info) {
   LiveEntry entry;
   entry.name = info.name();
   entry.parameter = info.parameter();
-  ASSIGN_OR_RETURN(entry.array, Decode(info));
+  const absl::StatusOr<LiveArray> array = DecodeLiveArray(info.array());
+  if (!array.ok())
+    return absl::DataLossError(absl::StrCat("tensor '", info.name(), "' has an unknown kind"));
+  entry.array = *array;
   ASSIGN_OR_RETURN(NamedTensorInfo tensor, TensorInfoOf(info));
   // The shape is the coordinator's word: its product may overflow.
   ASSIGN_OR_RETURN(const int64_t numel, NumelOf(tensor.info));

@@ -45,14 +45,15 @@ absl::Status HandOver(Session* session, const HandOverOptions& options) {
   offer.set_trainer_state(options.trainer_state);
   offer.set_patience_ms(absl::ToInt64Milliseconds(options.patience));
   ASSIGN_OR_RETURN(const v1::HandOverInfo offered,
-                   rpc.Offer(offer, SteadyNow() + access.patience()));
+                   rpc.Offer(offer, SteadyNow() + access.operation_timeout()));
   v1::AwaitEndRequest request;
   request.set_job_id(offered.job_id());
   request.set_generation(offered.generation());
   request.set_number(offered.number());
   // From its acceptance on the taker needs a moment more.
-  ASSIGN_OR_RETURN(const v1::HandOverInfo end,
-                   rpc.AwaitEnd(request, SteadyNow() + options.patience + access.patience()));
+  ASSIGN_OR_RETURN(
+      const v1::HandOverInfo end,
+      rpc.AwaitEnd(request, SteadyNow() + options.patience + access.operation_timeout()));
   if (end.phase() == v1::HAND_OVER_PHASE_DONE) return absl::OkStatus();
   // The epoch in which the job was frozen is over.
   RETURN_IF_ERROR(session->Recover());

@@ -277,7 +277,7 @@ class Taker {
     request.set_rank(session_.rank());
     request.set_finish(finish);
     // The others may still read.
-    const absl::Duration patience = finish ? access_.patience() : kLongestRead;
+    const absl::Duration patience = finish ? access_.operation_timeout() : kLongestRead;
     return rpc_.TakeOver(request, SteadyNow() + patience).status();
   }
 

@@ -255,7 +255,7 @@ absl::Status GradientReducer::Reduce(int unit) {
   // A rank without a gradient of its own takes part with zeros: the others wait for it there.
   Op op = OpOf(OpKind::kReduce, unit);
   if (gradient.on_device) {
-    ASSIGN_OR_RETURN(op.array, FinishDeviceSlot(unit));
+    ASSIGN_OR_RETURN(op.array_or_event, FinishDeviceSlot(unit));
   } else {
     RETURN_IF_ERROR(FinishSlot(unit));
   }

@@ -14,7 +14,7 @@
 #include "client/session/parameter_windows.h"
 #include "client/session/rank_client.h"
 #include "layout/values.h"
-#include "tessera/comm_hook.h"
+#include "tessera/session_options.h"
 
 namespace tessera {
 

@@ -50,7 +50,7 @@ class GradientSlots {
   absl::Status Drop();
   absl::Status Drop(int unit);
 
-  // The other unit whose gradient, started and not reduced, occupies this one's slot; -1: none.
+  // The other unit whose gradient, started and not reduced, occupies this one's slot.
   std::optional<int> HolderOf(int unit) const;
   // Waits until no operation of the executor uses the unit's slot.
   // Errors: FailedPrecondition  another unit's gradient is there, not reduced.

@@ -137,7 +137,7 @@ absl::Status LocalShards::Commit() {
   RETURN_IF_ERROR(state.client.ResultStatus());
   // The next Begin reads again if the version is not this one.
   values_of_ = begun_at_ + 1;  // A put may have set values after it.
-  StateAccess(session_).SaveWanted();
+  StateAccess(session_).TakeSaveRequest();
   return absl::OkStatus();
 }
 

@@ -120,7 +120,7 @@ absl::Status ParameterWindows::Close(int unit) {
   Op op = OpOf(OpKind::kReshard, unit);
   // On a GPU kernels may still read it. The executor waits for this event before it reuses the
   // slot.
-  ASSIGN_OR_RETURN(op.array, EndWindow(client_, unit));
+  ASSIGN_OR_RETURN(op.array_or_event, EndWindow(client_, unit));
   RETURN_IF_ERROR(client_->Submit(op));
   client_->memory().slot_windows.Close(unit);
   windows_[unit] = Window::kClosed;

@@ -118,7 +118,7 @@ absl::Status RankClient::Connect(absl::Time deadline) {
   KeepLease(std::move(rank.lease));
   attachment_ = rank.response.attachment();
   outlives_daemon_ = rank.response.outlives_daemon();
-  only_host_ = rank.response.only_host();
+  needs_own_executor_ = rank.response.needs_trainers_executor();
   epoch_ = static_cast<uint32_t>(rank.response.epoch());
   if (wants_executor()) {
     // The last descriptor, by protocol.
@@ -271,7 +271,7 @@ void RankClient::Detach(bool idle, bool done) {
   pollfd lease = {lease_.get(), POLLOUT, 0};
   (void)poll(&lease, 1, timeout_ms);  // Reports may fill the socket of a worker that is slow.
   v1::LocalRequest detach;
-  detach.mutable_detach()->set_within_step(!done);
+  detach.mutable_detach()->set_unfinished(!done);
   // A worker that is gone sees the end of the socket instead.
   (void)SendPacket(lease_.get(), EncodeRequest(std::move(detach)), {}, /*wait=*/false);
   // Once the worker knows, which closes the lease then, another trainer may attach, and the end of
@@ -508,7 +508,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
       return WhyTheJobEnded();
     }
     RETURN_IF_ERROR(check_lease());
-    if (only_host_ && !executor_->running()) {
+    if (needs_own_executor_ && !executor_->running()) {
       return absl::FailedPreconditionError(absl::StrCat(
           "rank ", options_.rank, ": its executor in this process has ended, and its worker can ",
           "run none: attach again: ", executor_->status().ToString()));

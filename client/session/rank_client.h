@@ -145,7 +145,7 @@ class RankClient {
   MappedRank memory_;
   UniqueFd executor_socket_;                  // For the one that Begin starts.
   std::unique_ptr<HostedExecutor> executor_;  // Null: the worker runs it.
-  bool only_host_ = false;                    // It could not.
+  bool needs_own_executor_ = false;           // The worker cannot run it.
   int64_t generation_ = 0;
   uint32_t epoch_ = 0, results_ = 0;                // Results seen in this epoch.
   absl::Time wait_limit_ = absl::InfiniteFuture();  // Of each wait.

@@ -230,7 +230,7 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   state_->is_unfinished = !step.ok() && !absl::IsAborted(step.status());
   RETURN_IF_ERROR(step.status());
   // All ranks heard of the request in the step's result, so all save now.
-  if (!step->skipped) StateAccess(this).SaveWanted();
+  if (!step->skipped) StateAccess(this).TakeSaveRequest();
   return step;
 }
 

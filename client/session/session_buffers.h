@@ -6,10 +6,10 @@
 //   session->Step();                           the version that this step makes has them
 //   SessionBuffers(session).Get(0)             as they were set last, by whomever
 //
-// A buffer that was never set reads as zeroes. What is set stays until something else is. Others
-// than the trainer set them too: a checkpoint's load, a put, and Restore(), which a trainer calls
-// that takes a rank over, or does a step again. Whether they did IsGiven() says, and the hooks
-// below are told. As the session: one thread at a time.
+// A buffer that was never set reads as zeroes. A value stays until the next one is set. Buffers are
+// also set by a load of a checkpoint, by a put, and by Restore(), which a trainer calls when it takes
+// over a rank or repeats a step. IsGiven() says whether one of these set it last, and the hooks
+// below are called. As the session: one thread at a time.
 #ifndef TESSERA_CLIENT_SESSION_SESSION_BUFFERS_H_
 #define TESSERA_CLIENT_SESSION_SESSION_BUFFERS_H_
 

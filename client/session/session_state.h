@@ -36,7 +36,8 @@ struct SessionState {
   GradientReducer reducer{&client, &windows, &slots};
   StepProtocol steps{&client, &windows, &slots, &reducer};
   bool is_unfinished = false;  // Its last step failed, or its program does: the job is not done.
-  std::function<std::string(int64_t number)> wanted_save_request;  // See StateAccess::SaveWanted.
+  // See StateAccess::TakeSaveRequest.
+  std::function<std::string(int64_t number)> wanted_save_request;
   bool defers_saves = false;
   int64_t deferred_save = 0;  // See StateAccess::DeferWantedSaves. 0: none.
   std::shared_ptr<const TrainerTensors> trainer_tensors;  // Null: none.

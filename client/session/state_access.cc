@@ -15,7 +15,7 @@ namespace {
 
 Op OpOnArray(OpKind kind, int unit, StateArray array) {
   Op op = OpOf(kind, unit);
-  op.array = static_cast<uint32_t>(array);
+  op.array_or_event = static_cast<uint32_t>(array);
   return op;
 }
 
@@ -99,7 +99,7 @@ int64_t StateAccess::generation() const { return session_->state().client.genera
 int64_t StateAccess::epoch() const { return session_->state().client.epoch(); }
 int64_t StateAccess::version() const { return session_->state().client.version(); }
 
-absl::Duration StateAccess::patience() const {
+absl::Duration StateAccess::operation_timeout() const {
   return session_->state().client.options().operation_timeout;
 }
 
@@ -123,7 +123,7 @@ absl::Status StateAccess::FinishState(const TrainingProgress& progress) {
   return session_->state().client.Finish(op);
 }
 
-void StateAccess::SaveWanted() {
+void StateAccess::TakeSaveRequest() {
   const RankClient& client = session_->state().client;
   // From shared memory, and the same on all ranks: the vote decided it.
   const int64_t number = client.page()->result.wanted_save;

@@ -46,17 +46,17 @@ class StateAccess {
   int64_t generation() const;
   int64_t epoch() const;
   int64_t version() const;
-  absl::Duration patience() const;
+  absl::Duration operation_timeout() const;
 
   // Called after a step: if a checkpoint of it is requested from outside, on all ranks alike,
   // submits that save. The requester is told how it ends; a trainer learns of an ended epoch from
   // its next operation.
-  void SaveWanted();
-  // From now on SaveWanted() notes the request's number, and MakeDeferredSave() makes the save: on all
-  // ranks alike, before what changes the state. An epoch that ends ends the attempt.
+  void TakeSaveRequest();
+  // From now on TakeSaveRequest() notes the request's number, and MakeDeferredSave() makes the save:
+  // on all ranks alike, before what changes the state. An epoch that ends ends the attempt.
   void DeferWantedSaves();
   void MakeDeferredSave();
-  // Makes the request of SaveWanted; else it has nothing of the trainer's own.
+  // Makes the save request that TakeSaveRequest() submits; else it has nothing of the trainer's own.
   void OnWantedSave(std::function<std::string(int64_t number)> request);
 
   // The trainer's state in addition to the job's parameters: saves have it too, and loads give it

@@ -1,5 +1,3 @@
-#include "tessera/torch/activation_checkpoint.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
@@ -14,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tessera/torch/activations.h"
 
 namespace tessera {
 namespace {
@@ -114,7 +113,7 @@ Tensors TrainedParameters(const CheckpointModules& modules) {
 // below `first_node` were there before it was computed again.
 void CheckClosed(const Tensors& outputs, const Tensors& sources, uint64_t first_node) {
   // By what takes their gradients, as a source need not be the tensor that the segment uses: one
-  // that autograd kept elsewhere comes back as another (offload.h).
+  // that autograd kept elsewhere comes back as another (activations.h).
   std::vector<std::shared_ptr<Node>> alive;
   std::unordered_set<const Node*> known;
   for (const torch::Tensor& source : sources) {

@@ -1,12 +1,11 @@
 // A checkpointed segment gives the bits of the plain call. Here without a cluster; with one in
 // sharded_checkpoint_test.cc.
-#include "tessera/torch/activation_checkpoint.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/activations.h"
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "client/torch/torch_cluster.h"
-#include "tessera/torch/activation_checkpoint.h"
+#include "tessera/torch/activations.h"
 
 namespace tessera {
 namespace {

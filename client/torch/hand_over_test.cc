@@ -8,7 +8,7 @@
 #include "client/session/session_buffers.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
-#include "tessera/torch/model_take_over.h"
+#include "tessera/torch/attach_options.h"
 
 namespace tessera {
 namespace {

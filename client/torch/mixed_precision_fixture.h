@@ -13,8 +13,8 @@
 #include "tessera/local_cluster.h"
 #include "tessera/torch/attach_options.h"
 #include "tessera/torch/libtorch.h"
-#include "tessera/torch/mixed_precision.h"
 #include "tessera/torch/sharded_model.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 

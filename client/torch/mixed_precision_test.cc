@@ -1,7 +1,5 @@
 // What a sharded model computes in, and that it trains as the plain module does that casts at the
 // same places. Ranks are threads of this process.
-#include "tessera/torch/mixed_precision.h"
-
 #include <cmath>
 
 #include "base/status_matchers.h"
@@ -9,6 +7,7 @@
 #include "client/torch/precision_rules.h"
 #include "gtest/gtest.h"
 #include "tessera/gradient_scaler.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 namespace {

@@ -8,8 +8,7 @@
 #include "base/status_matchers.h"
 #include "client/torch/torch_cluster.h"
 #include "tessera/checkpoint.h"
-#include "tessera/load_model.h"
-#include "tessera/save_model.h"
+#include "tessera/stored_model.h"
 
 namespace tessera {
 namespace {

@@ -1,11 +1,11 @@
-#include "tessera/torch/model_take_over.h"
-
 #include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/status_macros.h"
+#include "tessera/hand_over.h"
+#include "tessera/torch/attach_options.h"
 
 namespace tessera {
 namespace {

@@ -13,9 +13,8 @@
 #include "layout/tensor_spec.h"
 #include "tessera/torch/attach_options.h"
 #include "tessera/torch/libtorch.h"
-#include "tessera/torch/mixed_precision.h"
 #include "tessera/torch/sharded.h"
-#include "tessera/torch/wrap_policy.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 

@@ -1,5 +1,3 @@
-#include "tessera/torch/offload.h"
-
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <unordered_set>
@@ -8,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/torch/autograd_engine.h"
+#include "tessera/torch/activations.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,5 @@
 // What autograd saves goes to a store and comes back for backward. Here without a cluster; with one
 // in sharded_checkpoint_test.cc.
-#include "tessera/torch/offload.h"
-
 #include <torch/csrc/autograd/engine.h>
 
 #include <thread>
@@ -9,6 +7,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/activations.h"
 
 namespace tessera {
 namespace {

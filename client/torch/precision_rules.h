@@ -7,7 +7,7 @@
 #include "job/job_config.h"
 #include "layout/dtype.h"
 #include "tessera/torch/libtorch.h"
-#include "tessera/torch/mixed_precision.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 // exception, and what is only unusual trains.
 #include "base/status_matchers.h"
 #include "client/torch/torch_cluster.h"
-#include "tessera/torch/unit_plan.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 namespace {

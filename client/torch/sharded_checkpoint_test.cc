@@ -9,8 +9,7 @@
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "tessera/local_cluster.h"
-#include "tessera/torch/activation_checkpoint.h"
-#include "tessera/torch/offload.h"
+#include "tessera/torch/activations.h"
 #include "tessera/torch/sharded_model.h"
 
 namespace tessera {

@@ -1,8 +1,7 @@
-#include "tessera/torch/state_dict.h"
-
 #include <utility>
 
 #include "layout/unit_parts.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 

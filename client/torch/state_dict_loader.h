@@ -22,7 +22,6 @@
 #include "client/torch/state_sites.h"
 #include "layout/shard_view.h"
 #include "tessera/torch/sharded_model.h"
-#include "tessera/torch/state_dict.h"
 #include "tessera/torch/state_dicts.h"
 
 namespace tessera {

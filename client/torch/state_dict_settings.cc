@@ -4,7 +4,7 @@
 #include "base/status_macros.h"
 #include "client/torch/module_units.h"
 #include "client/torch/unit_lookup.h"
-#include "tessera/torch/state_dict.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 namespace {

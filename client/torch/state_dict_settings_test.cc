@@ -1,7 +1,7 @@
 #include "base/status_matchers.h"
 #include "client/torch/module_units.h"
 #include "gtest/gtest.h"
-#include "tessera/torch/state_dict.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 namespace {

@@ -1,8 +1,7 @@
-#include "tessera/torch/state_dict.h"
-
 #include "base/status_matchers.h"
 #include "client/torch/state_entry_check.h"
 #include "gtest/gtest.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "layout/shard_map.h"
-#include "tessera/torch/state_dict.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 

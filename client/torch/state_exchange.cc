@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "layout/unit_parts.h"
-#include "tessera/torch/state_dict.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@
 #include "layout/unit_parts.h"
 #include "tessera/session.h"
 #include "tessera/torch/libtorch.h"
-#include "tessera/torch/state_dict.h"
+#include "tessera/torch/state_dicts.h"
 
 namespace tessera {
 

@@ -1,5 +1,3 @@
-#include "tessera/torch/unit_plan.h"
-
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/module_units.h"
@@ -9,6 +7,7 @@
 #include "job/job_memory.h"
 #include "job/memory_options.h"
 #include "layout/layout_dump.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 namespace {

@@ -1,10 +1,9 @@
 // A dry run says what training would take, and needs neither a server nor the parameters' values.
-#include "tessera/torch/unit_plan.h"
-
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "tessera/torch/sharded.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 namespace {

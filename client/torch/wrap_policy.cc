@@ -1,8 +1,8 @@
-#include "tessera/torch/wrap_policy.h"
-
 #include <algorithm>
 #include <iterator>
 #include <utility>
+
+#include "tessera/torch/units.h"
 
 namespace tessera {
 namespace {

@@ -1,13 +1,11 @@
 // What a policy chooses, seen in the units of a dry run. No server.
-#include "tessera/torch/wrap_policy.h"
-
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "tessera/torch/sharded.h"
-#include "tessera/torch/unit_plan.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 namespace {

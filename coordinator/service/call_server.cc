@@ -71,6 +71,11 @@ void CallServer::AwaitCall() {
   ServedCall::Await(this);
 }
 
+void CallServer::Request(grpc::GenericServerContext* context,
+                         grpc::GenericServerAsyncReaderWriter* stream, void* tag) {
+  generic_.RequestCall(context, stream, queue_.get(), queue_.get(), tag);
+}
+
 void CallServer::NoteGone() {
   absl::MutexLock lock(&mu_);
   --num_calls_;
@@ -99,29 +104,29 @@ void CallServer::NoteLeft(const std::string& peer) {
   if (--count->second == 0) calls_of_peers_.erase(count);
 }
 
-void CallServer::NoteEnding(ServedCall* call) {
+void CallServer::NoteEnding(EndingCall* ending) {
   ServedCall* oldest = nullptr;
   {
     absl::MutexLock lock(&ending_mu_);
-    call->ending_since_ = SteadyNow();
-    call->place_in_ending_ = ending_.insert(ending_.end(), call);
-    oldest = ending_.front();
+    ending->since = SteadyNow();
+    ending->place = ending_.insert(ending_.end(), ending);
+    EndingCall* const first = ending_.front();
     // Most are on their way, and only wait for their events to be looked at.
-    if (ending_.size() <= kMaxEnding || SteadyNow() - oldest->ending_since_ < kMaxEndingTime)
-      return;
+    if (ending_.size() <= kMaxEnding || SteadyNow() - first->since < kMaxEndingTime) return;
+    oldest = first->call;
     oldest->Ref();  // While the call exists, its connection's descriptor is not reused.
-    oldest->place_in_ending_.reset();
+    first->place.reset();
     ending_.pop_front();
   }
   // Without the lock, because it looks through all descriptors of this process.
-  EndConnection(oldest->peer_);
+  EndConnection(oldest->peer());
   oldest->Unref();
 }
 
-void CallServer::NoteEnded(ServedCall* call) {
+void CallServer::NoteEnded(EndingCall* ending) {
   absl::MutexLock lock(&ending_mu_);
-  if (call->place_in_ending_.has_value()) ending_.erase(*call->place_in_ending_);
-  call->place_in_ending_.reset();
+  if (ending->place.has_value()) ending_.erase(*ending->place);
+  ending->place.reset();
 }
 
 }  // namespace tessera::coordinator

@@ -4,9 +4,9 @@
 //
 // gRPC reads nothing of a call before we ask for it, and holds no thread for one: so a client that
 // sends slowly, does not read its socket, or is refused, costs some kilobytes a call. A connection
-// with more than kMaxOfConnection calls is ended: gRPC tells its clients of a limit, and does not
-// keep to it where they say nothing. Where there are more than kMaxEnding calls whose status is
-// being sent, the connection of one that has taken longer than kMaxEndingTime for it is ended.
+// with more than kMaxOfConnection calls is ended, since gRPC tells its clients a limit but enforces
+// none against those that ignore it. If the status of more than kMaxEnding calls is being sent, the
+// connection of the oldest is ended once that has taken longer than kMaxEndingTime.
 //
 // Thread-safe once it serves.
 #ifndef TESSERA_COORDINATOR_SERVICE_CALL_SERVER_H_
@@ -14,7 +14,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -24,42 +23,27 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "coordinator/service/call_limits.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/handler_pool.h"
 #include "coordinator/service/served_call.h"
 #include "grpcpp/completion_queue.h"
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/server_builder.h"
-#include "grpcpp/support/byte_buffer.h"
 
 namespace tessera::coordinator {
 
 // What a client or server of ours takes in one message. A model of 100,000 parameters takes some 20
 // MiB.
 constexpr int kMaxMessageBytes = 64 << 20;
-// Of the first message of a call, but for methods that say otherwise.
-constexpr int64_t kMaxRequestBytes = int64_t{1} << 20;
-
-struct Method {
-  std::string name;  // As the log has it.
-  CallKind kind = CallKind::kShort;
-  bool has_own_thread = false;
-  int64_t max_request_bytes = kMaxRequestBytes;
-  std::function<absl::Status(ServedCall*)> run;  // Null: everybody is told `fixed`, unread.
-  absl::StatusOr<grpc::ByteBuffer> fixed = absl::UnimplementedError("");
-};
-
-class CallServer {
+class CallServer final : private CallHost {
  public:
   static constexpr size_t kEventThreads = 8;
   static constexpr size_t kShortThreads = 64;
   static constexpr size_t kMaxEnding = 1024;
   static constexpr absl::Duration kMaxEndingTime = absl::Seconds(2);
-  // Of which gRPC's clients know; more may be on their way to their end.
+  // What gRPC's clients are told; more calls may be ending.
   static constexpr int kToldMaxOfConnection = 64;
   static constexpr int kMaxOfConnection = 4 * kToldMaxOfConnection;
 
@@ -75,22 +59,23 @@ class CallServer {
   // Once it is shut down; waits for all calls. Idempotent.
   void Stop();
 
-  // How many calls of which method have ended how, since the start. "": of none that there is.
+  // How many calls of which method have ended how, since the start. The method "" stands for all
+  // that do not exist.
   std::map<std::pair<std::string, absl::StatusCode>, int64_t> Handled() const;
 
  private:
-  friend class ServedCall;
-
-  void NoteHandled(const Method* method, absl::StatusCode code);
-  void AwaitCall();
-  void NoteGone();  // A call that was awaited, whether or not it came.
-  const Method* Find(const std::string& path) const;
-  // A call of this connection has come, or gone. False: there are too many, and it has been ended.
-  bool NoteArrived(const std::string& peer);
-  void NoteLeft(const std::string& peer);
-  // Its status is being sent, and no more is known of it than that.
-  void NoteEnding(ServedCall* call);
-  void NoteEnded(ServedCall* call);
+  const Gate& gate() const override { return *gate_; }
+  const Method* Find(const std::string& path) const override;
+  HandlerPool* PoolOf(bool has_own_thread) override { return has_own_thread ? &long_ : &short_; }
+  void Request(grpc::GenericServerContext* context, grpc::GenericServerAsyncReaderWriter* stream,
+               void* tag) override;
+  void AwaitCall() override;
+  void NoteGone() override;
+  bool NoteArrived(const std::string& peer) override;
+  void NoteLeft(const std::string& peer) override;
+  void NoteHandled(const Method* method, absl::StatusCode code) override;
+  void NoteEnding(EndingCall* ending) override;
+  void NoteEnded(EndingCall* ending) override;
 
   const Gate* const gate_;
   std::map<std::string, Method> methods_;
@@ -104,7 +89,7 @@ class CallServer {
   mutable absl::Mutex handled_mu_;
   std::map<std::pair<std::string, absl::StatusCode>, int64_t> handled_ ABSL_GUARDED_BY(handled_mu_);
   absl::Mutex ending_mu_;
-  std::list<ServedCall*> ending_ ABSL_GUARDED_BY(ending_mu_);  // The oldest first.
+  std::list<EndingCall*> ending_ ABSL_GUARDED_BY(ending_mu_);  // The oldest first.
   std::vector<std::thread> threads_;                           // That wait for events.
   HandlerPool short_{kShortThreads};
   HandlerPool long_{SIZE_MAX};  // The gate has limits to them.

@@ -59,7 +59,7 @@ class Gate {
   };
 
   // Errors: Unauthenticated     the caller cannot be identified
-  //         FailedPrecondition  a program of ours of another protocol
+  //         FailedPrecondition  one of our programs, of another protocol version
   //         PermissionDenied    the caller does not have this right
   //         NotFound            there is no such job, of kRead and kChange; operators get in
   absl::StatusOr<Caller> Admit(const Call& call, Right right) const;

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/steady_time.h"
-#include "coordinator/service/call_server.h"
+#include "coordinator/service/handler_pool.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
@@ -17,25 +17,24 @@ absl::Status Gone() { return absl::CancelledError("the caller is gone"); }
 
 }  // namespace
 
-ServedCall::ServedCall(CallServer* server) : server_(server) {
+ServedCall::ServedCall(CallHost* host) : host_(host) {
   for (size_t i = 0; i < tags_.size(); ++i) tags_[i] = {this, static_cast<Event>(i)};
   // gRPC requires this before the call is requested.
   context_.AsyncNotifyWhenDone(TagOf(Event::kDone));
 }
 
-void ServedCall::Await(CallServer* server) {
-  auto* const call = new ServedCall(server);
-  server->generic_.RequestCall(&call->context_, &call->stream_, server->queue_.get(),
-                               server->queue_.get(), call->TagOf(Event::kArrived));
+void ServedCall::Await(CallHost* host) {
+  auto* const call = new ServedCall(host);
+  host->Request(&call->context_, &call->stream_, call->TagOf(Event::kArrived));
 }
 
 void ServedCall::Unref() {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  CallServer* const server = server_;
-  if (!peer_.empty()) server->NoteLeft(peer_);
+  CallHost* const host = host_;
+  if (!peer_.empty()) host->NoteLeft(peer_);
   delete this;
   // Last, because the server may be destroyed once no call is left.
-  server->NoteGone();
+  host->NoteGone();
 }
 
 // Each operation of gRPC's is begun with a reference of its own, which its event gives back.
@@ -65,14 +64,14 @@ void ServedCall::OnEvent(void* tag, bool ok) {
 void ServedCall::OnArrived() {
   Ref();  // Of the event kDone, which comes to each call that has arrived.
   // Replaces this one, so that gRPC can always hand over as many calls.
-  server_->AwaitCall();
+  host_->AwaitCall();
   peer_ = context_.peer();
   const bool is_gone = peer_ == "unknown";  // Its connection has ended meanwhile.
-  if (!server_->NoteArrived(peer_) || is_gone)
+  if (!host_->NoteArrived(peer_) || is_gone)
     return Finish(absl::UnavailableError("the connection has too many calls"));
-  method_ = server_->Find(context_.method());
+  method_ = host_->Find(context_.method());
   if (method_ == nullptr || method_->run == nullptr) return SendFixed();
-  const Gate& gate = *server_->gate_;
+  const Gate& gate = host_->gate();
   absl::StatusOr<Gate::Entered> entered = gate.Enter({&context_, method_->name}, method_->kind);
   if (!entered.ok()) return Finish(entered.status());
   identity_ = std::move(entered->identity);
@@ -95,7 +94,7 @@ void ServedCall::OnDone() {
 
 // Where it takes too long, or the client goes, the call is cancelled, and OnDone ends the wait.
 void ServedCall::AwaitTurn(CallLimits::Of what, absl::Time deadline) {
-  const Gate& gate = *server_->gate_;
+  const Gate& gate = host_->gate();
   // Before Ask, within which the turn may come: OnTurn ends the span.
   span_.emplace(gate.watch(), &context_, deadline, CallLimits::HasNoTurn(identity_, what),
                 /*may_be_large=*/what == CallLimits::Of::kHandling);
@@ -136,7 +135,8 @@ void ServedCall::OnTurn(CallLimits::Turn turn) {
     return ReadFirst();
   }
   long_turn_ = std::move(turn);
-  Run(&server_->short_, phase_ == Phase::kReplying ? &ServedCall::SendReply : &ServedCall::Handle);
+  Run(host_->PoolOf(/*has_own_thread=*/false),
+      phase_ == Phase::kReplying ? &ServedCall::SendReply : &ServedCall::Handle);
 }
 
 void ServedCall::Run(HandlerPool* pool, void (ServedCall::*step)()) {
@@ -153,7 +153,7 @@ void ServedCall::Run(HandlerPool* pool, void (ServedCall::*step)()) {
 std::string ServedCall::Who() const { return absl::StrCat("client '", identity_, "'"); }
 
 void ServedCall::ReadFirst() {
-  const Gate& gate = *server_->gate_;
+  const Gate& gate = host_->gate();
   // A message of any size may come, since gRPC checks its limit only after the last byte.
   span_.emplace(
       gate.watch(), &context_, read_deadline_,
@@ -183,7 +183,7 @@ absl::Status ServedCall::CheckFirst(bool ok) {
 }
 
 void ServedCall::EndReading(const absl::Status& status) {
-  Finish(server_->gate_->NoteRead({&context_, method_->name}, identity_, status));
+  Finish(host_->gate().NoteRead({&context_, method_->name}, identity_, status));
 }
 
 void ServedCall::OnRead(bool ok) {
@@ -197,9 +197,9 @@ void ServedCall::OnRead(bool ok) {
   if (const absl::Status status = CheckFirst(ok); !status.ok()) return EndReading(status);
   if (method_->kind == CallKind::kShort && message_.Length() > kShortBytes) {
     phase_ = Phase::kQueued;
-    return AwaitTurn(CallLimits::Of::kHandling, SteadyNow() + server_->gate_->times().request);
+    return AwaitTurn(CallLimits::Of::kHandling, SteadyNow() + host_->gate().times().request);
   }
-  Run(method_->has_own_thread ? &server_->long_ : &server_->short_, &ServedCall::Handle);
+  Run(host_->PoolOf(method_->has_own_thread), &ServedCall::Handle);
 }
 
 void ServedCall::Handle() {
@@ -213,7 +213,7 @@ void ServedCall::Handle() {
   if (!status.ok() || reply_ == nullptr) return Finish(status);
   phase_ = Phase::kReplying;
   if (reply_bytes_ <= kShortBytes) return SendReply();
-  AwaitTurn(CallLimits::Of::kReplying, SteadyNow() + server_->gate_->times().reply);
+  AwaitTurn(CallLimits::Of::kReplying, SteadyNow() + host_->gate().times().reply);
 }
 
 void ServedCall::MakeReplyInTurn(int64_t bytes, std::function<absl::Status()> make) {
@@ -224,7 +224,7 @@ void ServedCall::MakeReplyInTurn(int64_t bytes, std::function<absl::Status()> ma
 absl::Status ServedCall::LateReply() const {
   return absl::DeadlineExceededError(
       absl::StrCat(Who(), " has not taken the reply within ",
-                   absl::FormatDuration(server_->gate_->times().reply)));
+                   absl::FormatDuration(host_->gate().times().reply)));
 }
 
 // A long reply keeps the call's place until it is sent.
@@ -235,17 +235,17 @@ void ServedCall::SendReply() {
   }
   message_ = reply_();
   reply_ = nullptr;
-  const absl::Time deadline = SteadyNow() + server_->gate_->times().reply;
+  const absl::Time deadline = SteadyNow() + host_->gate().times().reply;
   const bool is_long = long_turn_ != nullptr;
-  span_.emplace(server_->gate_->watch(), &context_, deadline, LateReply(), is_long);
+  span_.emplace(host_->gate().watch(), &context_, deadline, LateReply(), is_long);
   Ref();
   // The status follows in OnWritten, so that the place is kept until the client has the reply.
   if (is_long) {
     stream_.Write(message_, TagOf(Event::kWritten));
   } else {
     place_.reset();
-    server_->NoteHandled(method_, absl::StatusCode::kOk);
-    server_->NoteEnding(this);
+    host_->NoteHandled(method_, absl::StatusCode::kOk);
+    host_->NoteEnding(&ending_);
     stream_.WriteAndFinish(message_, grpc::WriteOptions(), grpc::Status::OK,
                            TagOf(Event::kFinished));
   }
@@ -268,8 +268,8 @@ void ServedCall::Finish(const absl::Status& status) {
   long_turn_ = nullptr;
   turn_ = nullptr;
   place_.reset();
-  server_->NoteHandled(method_, status.code());
-  server_->NoteEnding(this);
+  host_->NoteHandled(method_, status.code());
+  host_->NoteEnding(&ending_);
   Ref();
   stream_.Finish(ToGrpcStatus(status), TagOf(Event::kFinished));
 }
@@ -283,7 +283,7 @@ void ServedCall::SendFixed() {
 
 void ServedCall::OnFinished() {
   span_.reset();
-  server_->NoteEnded(this);
+  host_->NoteEnded(&ending_);
 }
 
 bool ServedCall::Read(grpc::ByteBuffer* message) {
@@ -316,7 +316,7 @@ bool ServedCall::Write(const grpc::ByteBuffer& message) {
 }
 
 absl::Status ServedCall::WriteInTime(const grpc::ByteBuffer& message) {
-  const Gate& gate = *server_->gate_;
+  const Gate& gate = host_->gate();
   const CallWatch::Span span(gate.watch(), &context_, SteadyNow() + gate.times().reply, LateReply(),
                              /*may_be_large=*/long_turn_ != nullptr);
   if (Write(message)) return absl::OkStatus();
@@ -326,7 +326,7 @@ absl::Status ServedCall::WriteInTime(const grpc::ByteBuffer& message) {
 
 absl::Status ServedCall::TakeReplyTurn(int64_t bytes) {
   if (bytes <= kShortBytes) return absl::OkStatus();
-  const Gate& gate = *server_->gate_;
+  const Gate& gate = host_->gate();
   absl::StatusOr<CallLimits::Turn> turn =
       gate.calls()->TakeTurn(identity_, CallLimits::Of::kReplying, SteadyNow() + gate.times().reply,
                              [this] { return context_.IsCancelled(); });

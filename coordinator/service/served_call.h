@@ -10,7 +10,7 @@
 // of a client that the gate has let in takes is limited (call_limits.h), and each step has a
 // deadline (call_watch.h).
 //
-// Of streams, handlers get it as a CallStream (serve.h). A handler has it for itself.
+// The handler of a stream gets the call as a CallStream (serve.h). A call has one handler.
 #ifndef TESSERA_COORDINATOR_SERVICE_SERVED_CALL_H_
 #define TESSERA_COORDINATOR_SERVICE_SERVED_CALL_H_
 
@@ -25,6 +25,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "coordinator/service/call_limits.h"
@@ -36,14 +37,62 @@
 
 namespace tessera::coordinator {
 
-class CallServer;
 class HandlerPool;
-struct Method;
+class ServedCall;
+
+// Of the first message of a call, but for methods that say otherwise.
+constexpr int64_t kMaxRequestBytes = int64_t{1} << 20;
+
+struct Method {
+  std::string name;  // As the log has it.
+  CallKind kind = CallKind::kShort;
+  bool has_own_thread = false;
+  int64_t max_request_bytes = kMaxRequestBytes;
+  std::function<absl::Status(ServedCall*)> run;  // Null: every caller gets `fixed`.
+  absl::StatusOr<grpc::ByteBuffer> fixed = absl::UnimplementedError("");
+};
+
+// A call in its server's list of those whose status is being sent. The server's lock guards it.
+struct EndingCall {
+  ServedCall* const call;
+  absl::Time since = {};
+  std::optional<std::list<EndingCall*>::iterator> place = std::nullopt;  // None: not in the list.
+};
+
+// What a call needs of the server that it is a call of. Thread-safe.
+class CallHost {
+ public:
+  virtual const Gate& gate() const = 0;
+  // Null: there is no such method.
+  virtual const Method* Find(const std::string& path) const = 0;
+  // Of handlers: those with a thread of their own, or those that are answered at once.
+  virtual HandlerPool* PoolOf(bool has_own_thread) = 0;
+
+  // Asks gRPC for a call: the event of `tag` says that it has come.
+  virtual void Request(grpc::GenericServerContext* context,
+                       grpc::GenericServerAsyncReaderWriter* stream, void* tag) = 0;
+  // Makes the next call that waits for gRPC.
+  virtual void AwaitCall() = 0;
+  // A call that was awaited is no more, whether or not it came.
+  virtual void NoteGone() = 0;
+
+  // A call of this connection has come, or gone. False: there are too many, and it has been ended.
+  virtual bool NoteArrived(const std::string& peer) = 0;
+  virtual void NoteLeft(const std::string& peer) = 0;
+  // How a call was answered; `method`: null where it named none that exists.
+  virtual void NoteHandled(const Method* method, absl::StatusCode code) = 0;
+  // Its status is being sent, and no more is known of it than that; then the status is sent.
+  virtual void NoteEnding(EndingCall* ending) = 0;
+  virtual void NoteEnded(EndingCall* ending) = 0;
+
+ protected:
+  ~CallHost() = default;
+};
 
 class ServedCall {
  public:
-  // Asks `server`, which outlives this, for a call. It deletes itself.
-  static void Await(CallServer* server);
+  // Asks `host`, which outlives this, for a call. It deletes itself.
+  static void Await(CallHost* host);
   // Of a tag of the server's completion queue.
   static void OnEvent(void* tag, bool ok);
 
@@ -70,9 +119,13 @@ class ServedCall {
   // It is the call of a worker that is known now, and counts no more.
   void GiveUpPlace() { place_.reset(); }
 
- private:
-  friend class CallServer;
+  // For the server: while a reference is held, the call exists, and its connection's descriptor is
+  // not reused.
+  void Ref() { refs_.fetch_add(1, std::memory_order_acq_rel); }
+  void Unref();
+  const std::string& peer() const { return peer_; }
 
+ private:
   enum class Event { kArrived, kDone, kRead, kWritten, kFinished };
   struct Tag {
     ServedCall* call;
@@ -80,11 +133,9 @@ class ServedCall {
   };
   enum class Phase { kReading, kQueued, kHandled, kReplying };
 
-  explicit ServedCall(CallServer* server);
+  explicit ServedCall(CallHost* host);
   ~ServedCall() = default;
 
-  void Ref() { refs_.fetch_add(1, std::memory_order_acq_rel); }
-  void Unref();
   void* TagOf(Event event) { return &tags_[static_cast<size_t>(event)]; }
 
   void OnArrived();
@@ -107,7 +158,7 @@ class ServedCall {
   std::string Who() const;
   absl::Status LateReply() const;
 
-  CallServer* const server_;
+  CallHost* const host_;
   std::array<Tag, 5> tags_;
   std::atomic<int> refs_{1};
   grpc::GenericServerContext context_;
@@ -136,9 +187,7 @@ class ServedCall {
   bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
   bool can_write_ ABSL_GUARDED_BY(mu_) = true;
 
-  // The server's.
-  absl::Time ending_since_;
-  std::optional<std::list<ServedCall*>::iterator> place_in_ending_;
+  EndingCall ending_{this};
 };
 
 }  // namespace tessera::coordinator

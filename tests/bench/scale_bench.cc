@@ -18,10 +18,10 @@
 #include "base/log.h"
 #include "checkpoint/open_model.h"
 #include "tessera/checkpoint.h"
-#include "tessera/load_model.h"
 #include "tessera/local_cluster.h"
+#include "tessera/stored_model.h"
 #include "tessera/torch/sharded_model.h"
-#include "tessera/torch/unit_plan.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
-#include "tessera/load_model.h"
+#include "tessera/stored_model.h"
 #include "tests/fault/killed_and_stopped.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"

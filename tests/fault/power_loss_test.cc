@@ -19,7 +19,7 @@
 #include "checkpoint/manifest/verify_checkpoint.h"
 #include "gtest/gtest.h"
 #include "tessera/checkpoint.h"
-#include "tessera/load_model.h"
+#include "tessera/stored_model.h"
 #include "tests/fault/disk_log/crash_check.h"
 #include "tests/fault/disk_log/crash_disk.h"
 #include "tests/fault/watched_training.h"

@@ -7,7 +7,7 @@
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "tessera/checkpoint.h"
-#include "tessera/save_model.h"
+#include "tessera/stored_model.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/trainer_team.h"
 

@@ -1,6 +1,4 @@
 // What trainers do to gradients on their way: compression, and functions of their own.
-#include "tessera/comm_hook.h"
-
 #include <cmath>
 #include <memory>
 #include <string>
@@ -12,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "tessera/local_cluster.h"
 #include "tessera/session.h"
+#include "tessera/session_options.h"
 #include "tests/testing/flight_log.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"

@@ -14,7 +14,7 @@
 #include "checkpoint/safetensors/model_reader.h"
 #include "gtest/gtest.h"
 #include "tessera/checkpoint.h"
-#include "tessera/load_model.h"
+#include "tessera/stored_model.h"
 #include "tests/fault/watched_training.h"
 #include "tests/testing/toy_training.h"
 

@@ -1,7 +1,5 @@
 // Models that are read from files, through a real coordinator, worker, executors (threads) and
 // sessions.
-#include "tessera/load_model.h"
-
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -20,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "tessera/local_cluster.h"
 #include "tessera/session.h"
+#include "tessera/stored_model.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

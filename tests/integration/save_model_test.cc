@@ -1,6 +1,4 @@
 // Models in files of a size and in other dtypes, through a real cluster.
-#include "tessera/save_model.h"
-
 #include <stdlib.h>
 
 #include <cstring>
@@ -17,8 +15,8 @@
 #include "checkpoint/open_model.h"
 #include "checkpoint/safetensors/file_io.h"
 #include "gtest/gtest.h"
-#include "tessera/load_model.h"
 #include "tessera/local_cluster.h"
+#include "tessera/stored_model.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

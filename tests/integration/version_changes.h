@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "tessera/load_model.h"
 #include "tessera/session.h"
+#include "tessera/stored_model.h"
 #include "tests/testing/trainer_team.h"
 
 namespace tessera {

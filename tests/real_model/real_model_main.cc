@@ -16,9 +16,9 @@
 #include "checkpoint/open_model.h"
 #include "client/cli/live_file.h"
 #include "client/live/live_client.h"
-#include "tessera/load_model.h"
 #include "tessera/local_cluster.h"
 #include "tessera/session.h"
+#include "tessera/stored_model.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
-#include "tessera/load_model.h"
 #include "tessera/local_cluster.h"
+#include "tessera/stored_model.h"
 #include "tessera/torch/sharded_model.h"
 
 namespace tessera::trials {

@@ -1,4 +1,5 @@
-// What a rank computes on: memory, and streams that run work over it.
+// Where kernels and collectives run: memory, and streams of work over it. The layer below RankDevice
+// (rank_device.h).
 //
 // Streams and events belong to the device that made them and are not mixed with another's. The
 // device outlives them and its buffers. Sizes are BYTES. Thread-safe.

@@ -93,10 +93,10 @@ void GradientReductions::ReduceOnStream(const Op& op, DType dtype, bool accumula
 
 absl::Status GradientReductions::AwaitGradient(const Op& op, DType dtype) {
   if (op.gradient_on_device == 0) return BringToDevice(op.unit, dtype);
-  if (op.array == 0) return absl::OkStatus();
+  if (op.array_or_event == 0) return absl::OkStatus();
   // The patience of a collective: the peers wait for this reduction.
   return context_.options.gradient_events->Await(
-      op.array - 1, SteadyNow() + context_.options.config->collective_timeout,
+      op.array_or_event - 1, SteadyNow() + context_.options.config->collective_timeout,
       [this] { return context_.interrupt.is_raised(); });
 }
 

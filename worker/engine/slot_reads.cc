@@ -13,9 +13,11 @@ absl::StatusOr<const std::byte*> SlotReads::ShardToRead(const Op& op, bool gradi
   }
   if (gradient) return reductions_.Gradient(unit);
   // The number comes from shared memory.
-  if (op.array > static_cast<uint32_t>(StateArray::kSecondMoment))
-    return absl::InvalidArgumentError(absl::StrCat(OpName(op.kind), " of array ", op.array));
-  return context_.optimizer.Array(static_cast<StateArray>(op.array), context_.order.step() % 2) +
+  if (op.array_or_event > static_cast<uint32_t>(StateArray::kSecondMoment))
+    return absl::InvalidArgumentError(
+        absl::StrCat(OpName(op.kind), " of array ", op.array_or_event));
+  return context_.optimizer.Array(static_cast<StateArray>(op.array_or_event),
+                                  context_.order.step() % 2) +
          context_.MemoryOf(unit).shard_offset_bytes;
 }
 

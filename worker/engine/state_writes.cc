@@ -121,8 +121,9 @@ void StateWrites::SetInitialProgress(const TrainingProgress& loaded) {
 absl::Status StateWrites::Write(const Op& op) {
   const int unit = op.unit;
   RETURN_IF_ERROR(context_.CheckUnit(unit));
-  if (op.array > static_cast<uint32_t>(StateArray::kSecondMoment))
-    return absl::InvalidArgumentError(absl::StrCat(OpName(op.kind), " of array ", op.array));
+  if (op.array_or_event > static_cast<uint32_t>(StateArray::kSecondMoment))
+    return absl::InvalidArgumentError(
+        absl::StrCat(OpName(op.kind), " of array ", op.array_or_event));
   // The job's first values, of which version 0 is made.
   const bool first = !context_.initialized();
   RETURN_IF_ERROR(reductions_.Await());  // Units may be updated there, in backward.
@@ -131,7 +132,7 @@ absl::Status StateWrites::Write(const Op& op) {
   const bool is_begun = std::any_of(staged.begin(), staged.end(), [](uint32_t a) { return a; });
   // Version 0 may hold what an earlier attempt left.
   if (first && !is_begun) context_.optimizer.BeginInitial();
-  const auto array = static_cast<StateArray>(op.array);
+  const auto array = static_cast<StateArray>(op.array_or_event);
   context_.optimizer.Stage(array, unit, context_.OwnSlot(unit),
                            first ? 0 : context_.order.step() + 1);
   RETURN_IF_ERROR(context_.options.kernels->Finish());

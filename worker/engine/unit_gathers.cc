@@ -217,7 +217,7 @@ absl::Status UnitGathers::Reshard(const Op& op) {
   const int unit = op.unit;
   RETURN_IF_ERROR(context_.CheckUnit(unit));
   // The trainer names an event only where slots are shared, and a unit without a slot has none.
-  if (op.array != 0 && (!context_.OnDevice() || !slots_.HasSlot(unit))) {
+  if (op.array_or_event != 0 && (!context_.OnDevice() || !slots_.HasSlot(unit))) {
     return absl::InvalidArgumentError(absl::StrCat("unit '", context_.UnitName(unit),
                                                    "': reshard after an event, without a slot"));
   }
@@ -228,7 +228,7 @@ absl::Status UnitGathers::Reshard(const Op& op) {
                                          context_.UnitOf(unit).shards.padded_numel(),
                                          context_.MemoryOf(unit).compute_dtype));
   }
-  slots_.Close(unit, op.array);
+  slots_.Close(unit, op.array_or_event);
   remote_.Close(unit);
   WordsOf(unit).state.store(static_cast<uint32_t>(UnitState::kSharded), std::memory_order_release);
   return slots_.HasSlot(unit) ? GatherAhead() : absl::OkStatus();

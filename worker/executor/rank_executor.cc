@@ -19,7 +19,7 @@
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "proto/executor.pb.h"
-#include "worker/device/host/host_device.h"
+#include "worker/device/host/host_stream.h"
 #include "worker/engine/buffer_slots.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/executor/epoch_communicators.h"
@@ -109,7 +109,6 @@ class RankExecutor {
   ExecutorPuts puts_;
   std::atomic<uint64_t> running_epoch_{0};
   FlightRecorder recorder_;
-  HostDevice threads_;
   std::unique_ptr<Stream> post_backward_;
   std::unique_ptr<RankKernels> kernels_, stream_kernels_;  // The engine's thread's, the stream's.
   // Of an epoch; null: no device.
@@ -127,7 +126,7 @@ absl::Status RankExecutor::Open() {
       &memory_.plan.buffers(),
       memory_.gradients[own].data() + memory_.plan.staged_buffers_offset_bytes(),
       memory_.group.data() + BufferSlotsOffsetBytes(memory_.plan, own));
-  ASSIGN_OR_RETURN(post_backward_, threads_.CreateStream("post-backward"));
+  ASSIGN_OR_RETURN(post_backward_, HostStream::Create("post-backward"));
   RETURN_IF_ERROR(CreateKernels());
   if (memory_.device->is_separate()) RETURN_IF_ERROR(ClearDeviceMemory());
   // Before ready: loading kernels takes longer than ranks that have met would wait

@@ -274,7 +274,7 @@ void AttachTable::Offer(Entry& entry, Rank rank, UniqueFd socket, int pid,
   response->set_epoch(epochs_->epoch().value() -
                       (epochs_->phase() == EpochPhase::kPreparing ? 1 : 0));
   executors_->Of(rank).End();
-  response->set_only_host(context_->needs_hosts());
+  response->set_needs_trainers_executor(context_->needs_hosts());
 }
 
 bool AttachTable::HasHosts() const {

@@ -279,7 +279,7 @@ Leaving DescriptorServer::HearTrainer(int socket, const AttachedTrainer& trainer
     const absl::StatusOr<std::string> packet = ReceiveBytes(socket);
     const auto request = packet.ok() ? ParseRequest(*packet) : packet.status();
     if (request.ok() && request->has_detach())
-      return request->detach().within_step() ? Leaving::kLeft : Leaving::kDone;
+      return request->detach().unfinished() ? Leaving::kLeft : Leaving::kDone;
     // Anything else, the end included, is the trainer's death.
     if (!request.ok() || !request->has_report() || !CheckReport(request->report()).ok())
       return Leaving::kDied;

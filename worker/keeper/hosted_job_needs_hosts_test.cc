@@ -42,7 +42,7 @@ class HostedJobNeedsHostsTest : public HostedJobFixture {
     ASSERT_OK_AND_ASSIGN(GivenRank given, Attach(/*hosts_executor=*/true));
     attachment_ = Incarnation(given.response.attachment());
     EXPECT_EQ(given.response.epoch(), first_epoch - 1);
-    EXPECT_TRUE(given.response.only_host());
+    EXPECT_TRUE(given.response.needs_trainers_executor());
     trainer_ = std::thread([this, socket = std::move(given.fds.back())]() mutable {
       ExecutorMachine machine;
       machine.make_device = [this](const DeviceName& device) {

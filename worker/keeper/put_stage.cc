@@ -9,6 +9,7 @@
 #include "checkpoint/safetensors/crc32.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
+#include "job/live_array_codec.h"
 #include "kernels/kernels.h"
 
 namespace tessera {
@@ -50,20 +51,6 @@ void Convert(DType from, absl::string_view bytes, DType to, std::string* out) {
   return from == DType::kFp64 ? Cast<double>(bytes, into) : Widen(from, bytes, into);
 }
 
-absl::StatusOr<LiveArray> DecodeArray(v1::LiveStateArray array) {
-  switch (array) {
-    case v1::LIVE_STATE_ARRAY_PARAMETER:
-      return LiveArray::kParameter;
-    case v1::LIVE_STATE_ARRAY_FIRST_MOMENT:
-      return LiveArray::kFirstMoment;
-    case v1::LIVE_STATE_ARRAY_SECOND_MOMENT:
-      return LiveArray::kSecondMoment;
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("no array of the state: ", static_cast<int>(array)));
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<PutStage::Slot> PutStage::BufferSlotOf(const ModelLayout& layout,
@@ -101,7 +88,7 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
     }
     Slot slot;
     // The client's words, through the coordinator. Each is refused if the job has no such thing.
-    ASSIGN_OR_RETURN(const LiveArray array, DecodeArray(from.array()));
+    ASSIGN_OR_RETURN(const LiveArray array, DecodeLiveArray(from.array()));
     ASSIGN_OR_RETURN(slot.tensor,
                      numbers.TensorOf(from.job_parameter(), array, regions.config().optimizer));
     ASSIGN_OR_RETURN(slot.comes_in, DecodeDType(from.dtype()));

@@ -115,7 +115,7 @@ using WantedContents = std::function<absl::StatusOr<CheckpointContents>(int64_t 
 void OnSaveRequest(Session* session, WantedContents contents);
 
 struct LoadCheckpointOptions {
-  // As LoadOptions::strict (load_model.h), for buffers and the optimizer's state too.
+  // As LoadOptions::strict (stored_model.h), for buffers and the optimizer's state too.
   bool strict = true;
   // Only parameters and buffers: the job's optimizer, moments and step stay its own.
   bool model_only = false;

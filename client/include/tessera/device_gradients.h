@@ -23,9 +23,9 @@ class Session;
 // For AfterStream: CUDA's legacy default stream.
 inline void* LegacyDefaultStream() { return reinterpret_cast<void*>(uintptr_t{1}); }
 
-// A step, a write or a load overwrites the parameters on the GPU: what a trainer has launched that
-// reads them must be complete before it asks for one. Where units share slots (HasSlot), so does
-// the end of a window: AfterStream before Session::Reshard says what reads the unit.
+// A step, a write and a load overwrite the parameters on the GPU: before it asks for one, a trainer
+// waits for all kernels that read them. Where units share slots (HasSlot), the end of a window
+// overwrites them too: AfterStream before Session::Reshard says which stream reads the unit.
 // tessera::ShardedModel does both itself.
 class DeviceGradients {
  public:

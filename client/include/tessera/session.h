@@ -33,7 +33,6 @@
 #include "layout/dtype.h"
 #include "layout/model_layout.h"
 #include "layout/values.h"
-#include "tessera/comm_hook.h"
 #include "tessera/session_options.h"
 
 namespace tessera {
@@ -127,11 +126,12 @@ class Session {
   //                             without reducing needs config.gradient_slots = 0), or the step's
   //                             gradient was clipped already; Aborted.
   absl::Status AddGradient(int unit, int parameter, ConstValues values);
-  // Averages the unit's gradient over the ranks. A rank whose parameter got none counts as zero;
-  // one that got none on any rank until the step is left as it is, moments too. Again before the
-  // step, it adds to what was reduced. Errors: FailedPrecondition  so with cpu_offload; Aborted.
+  // Averages the unit's gradient over the ranks. A rank whose parameter got none counts as zero. A
+  // parameter that got none on any rank before the step stays as it is, and so do its moments.
+  // Called again before the step, it adds to what was reduced.
+  // Errors: FailedPrecondition  called again, with cpu_offload; Aborted.
   absl::Status Reduce(int unit);
-  // Between steps; of all units, or of one. See comm_hook.h.
+  // Between steps; of all units, or of one. See CommHook (session_options.h).
   // Errors: AlreadyExists       a unit has one (named; nothing is registered then)
   //         InvalidArgument     the hook does nothing, or compresses to a dtype that is not a
   //                             training dtype
@@ -140,9 +140,9 @@ class Session {
   absl::Status RegisterCommHook(int unit, CommHook hook);
   // Makes the gradient of the step under way no longer than `max_norm`, above 0, by the p-norm, on
   // all ranks, and returns its norm before. Reduces what was not. The norm is that of the gradient
-  // that the step would take with these `options`: give both the same. `max_norm` infinite measures
-  // alone. Again, it measures and clips what is clipped already. The step follows: what
-  // config.max_gradient_norm says holds then too.
+  // that the step would take with these `options`: give both the same. An infinite `max_norm` only
+  // measures. A second call measures and clips what the first one has clipped. The step that follows
+  // also applies config.max_gradient_norm.
   // Errors: InvalidArgument     a number is out of range, or ranks disagree on one
   //         FailedPrecondition  NaN or Inf in some rank's gradient, or a norm beyond a double: the
   //                             gradients are dropped; config.optimizer_in_backward. With
@@ -171,8 +171,8 @@ class Session {
   //                             (named), or ranks disagree on one.
   absl::StatusOr<StepResult> Step(const StepOptions& options);
   // With config.optimizer_in_backward: the numbers that Step will have, before the first Reduce.
-  // Where they are others, or none are announced and they differ from the last step's, the step
-  // costs its time after backward as ever. Errors: as Step.
+  // If Step gets other numbers, or none were announced and Step's differ from the previous step's,
+  // the update runs after backward as without this option. Errors: as Step.
   absl::Status AnnounceStep(const StepOptions& options);
   absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0);
   absl::Status DropGradients();
@@ -193,9 +193,10 @@ class Session {
   // Runs `step_body` (forward, backward, Step) and, while the step is undone since some process
   // died, recovers and runs it again, unless it had been decided: then it is complete, and this
   // returns OK. So a body may use the step number that it was given, and no step is lost or applied
-  // twice. Each repetition is logged. They end as Recover says.
-  // Any other error of the body, or an exception, is told to all ranks by Fail(), unless all have
-  // it already: theirs return it too, and the step was undone. The next RunStep may follow.
+  // twice. Each repetition is logged. An error of Recover() ends them.
+  // Any other error of the body, or an exception, is told to all ranks by Fail(), unless they have
+  // it already. RunStep returns it on every rank, and the step was undone. The next RunStep may
+  // follow.
   // Gradients of a body that returns OK without a step, on all ranks, are dropped.
   absl::Status RunStep(const std::function<absl::Status()>& step_body);
 

@@ -39,19 +39,23 @@ bool HasArray(const TensorSpec& spec, OptimizerKind optimizer, v1::LiveStateArra
   }
 }
 
+// Whether the tensor, which has `all` elements, has these.
+absl::Status CheckWithin(const v1::LiveRange& range, int64_t all, absl::string_view kind,
+                         absl::string_view name) {
+  const int64_t begin = range.begin_elements(), numel = range.numel();
+  // The client's numbers may be anything, so no sum of them is formed, which could overflow.
+  if (begin >= 0 && numel >= 0 && begin <= all && numel <= all - begin) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      kind, " '", name, "' has ", all, " elements, and not ", numel, " from ", begin, " on"));
+}
+
 // Rank 0 has all of it.
 absl::StatusOr<HandOverPart> BufferPart(const ModelLayout& layout, const v1::LiveRange& range) {
   if (range.parameter() < 0 || range.parameter() >= static_cast<int>(layout.buffers.size()))
     return absl::InvalidArgumentError(absl::StrCat("the job has no buffer ", range.parameter()));
   const BufferSpec& buffer = layout.buffers[range.parameter()];
   ASSIGN_OR_RETURN(const int64_t all, Numel(buffer));
-  const int64_t begin = range.begin_elements(), numel = range.numel();
-  // The client's numbers may be anything, so no sum of them is formed, which could overflow.
-  if (begin < 0 || numel < 0 || begin > all || numel > all - begin) {
-    return absl::InvalidArgumentError(absl::StrCat("buffer '", buffer.name, "' has ", all,
-                                                   " elements, and not ", numel, " from ", begin,
-                                                   " on"));
-  }
+  RETURN_IF_ERROR(CheckWithin(range, all, "buffer", buffer.name));
   HandOverPart part = {range, SizeBits(buffer.dtype) / 8};
   part.range.set_rank(0);
   return part;
@@ -81,12 +85,8 @@ absl::StatusOr<std::vector<HandOverPart>> PlanHandOverRead(const ModelLayout& la
       return absl::InvalidArgumentError(
           absl::StrCat("parameter '", parameter.spec.name, "' has no state array ", range.array()));
     }
+    RETURN_IF_ERROR(CheckWithin(range, parameter.numel, "parameter", parameter.spec.name));
     const int64_t begin = range.begin_elements(), numel = range.numel();
-    if (begin < 0 || numel < 0 || begin > parameter.numel || numel > parameter.numel - begin) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.spec.name, "' has ",
-                                                     parameter.numel, " elements, and not ", numel,
-                                                     " from ", begin, " on"));
-    }
     const UnitLayout& unit = layout.units[tensor.unit];
     const auto add = [&](const LiveSlice& slice) {
       const int64_t from = std::max(begin, slice.begin_elements);

@@ -119,15 +119,10 @@ absl::Status HandOverReader::ServePart(const HandOverPart& part) {
   LiveLine* const line = lines[line_of_rank_.at(part.range.rank())].get();
   for (int64_t done = 0; done < part.range.numel();) {
     ASSIGN_OR_RETURN(v1::LiveEvent event, Await(line, v1::LiveEvent::kPiece));
-    const int64_t size_bytes = event.piece().data().size();
-    // The client stores a piece at its offset, so it must be one that was asked for.
-    if (event.piece().offset_elements() != part.range.begin_elements() + done || size_bytes == 0 ||
-        size_bytes % part.element_bytes != 0 ||
-        size_bytes / part.element_bytes > part.range.numel() - done) {
-      return absl::UnavailableError(
-          absl::StrCat("worker '", line->worker(), "' sent data that was not requested"));
-    }
-    done += size_bytes / part.element_bytes;
+    ASSIGN_OR_RETURN(const int64_t numel,
+                     CheckPiece(event.piece(), part.range.begin_elements() + done,
+                                part.range.numel() - done, part.element_bytes, line->worker()));
+    done += numel;
     v1::HandOverReply reply;
     *reply.mutable_piece() = std::move(*event.mutable_piece());
     RETURN_IF_ERROR(Write(reply));
@@ -136,9 +131,7 @@ absl::Status HandOverReader::ServePart(const HandOverPart& part) {
 }
 
 absl::Status HandOverReader::Write(const v1::HandOverReply& reply) {
-  RETURN_IF_ERROR(watch_.BeginWait());
-  const bool written = client_.write(reply);
-  watch_.EndWait();
+  ASSIGN_OR_RETURN(const bool written, watch_.Wait([&] { return client_.write(reply); }));
   return written ? absl::OkStatus() : absl::CancelledError("the client is gone");
 }
 

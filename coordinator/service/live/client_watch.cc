@@ -28,15 +28,16 @@ absl::Status ClientWatch::Stop() {
   return reason;
 }
 
-absl::Status ClientWatch::BeginWait() {
-  absl::MutexLock lock(&mu_);
-  if (reason_.ok()) waiting_since_ = SteadyNow();
-  return reason_;
-}
-
-void ClientWatch::EndWait() {
+absl::StatusOr<bool> ClientWatch::Wait(absl::FunctionRef<bool()> call) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!reason_.ok()) return reason_;
+    waiting_since_ = SteadyNow();
+  }
+  const bool result = call();
   absl::MutexLock lock(&mu_);
   waiting_since_ = absl::InfiniteFuture();
+  return result;
 }
 
 absl::Status ClientWatch::reason() const {

@@ -1,9 +1,9 @@
 // Watches a client's call from a thread of its own: ends it once the call's subject is gone, or once
 // the client has kept the call waiting for too long.
 //
-//   Start ─► BeginWait ─ read from or write to the client ─ EndWait ─► ... ─► Stop
+//   Start ─► Wait: read from or write to the client ─► ... ─► Stop
 //
-// BeginWait, EndWait and Stop are of the thread that serves the call.
+// Wait and Stop are of the thread that serves the call.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_CLIENT_WATCH_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_CLIENT_WATCH_H_
 
@@ -14,7 +14,9 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -39,9 +41,9 @@ class ClientWatch {
   // Why it ended the call; OK: it did not, and will not any more.
   absl::Status Stop();
 
+  // Runs `call`, which waits for the client, and returns what that returns.
   // Errors: why it ended the call.
-  absl::Status BeginWait();
-  void EndWait();
+  absl::StatusOr<bool> Wait(absl::FunctionRef<bool()> call);
 
   absl::Status reason() const;
   bool has_ended() const { return ended_.load(); }  // reason() is not OK.

@@ -250,6 +250,18 @@ absl::Status LiveRead::Serve(v1::LiveStateBegin begin) {
   return announce_before(plan_.tensors.size());
 }
 
+absl::StatusOr<int64_t> CheckPiece(const v1::LivePiece& piece, int64_t begin_elements,
+                                   int64_t max_elements, int64_t element_bytes,
+                                   const std::string& worker) {
+  const int64_t size_bytes = piece.data().size();
+  if (piece.offset_elements() != begin_elements || size_bytes == 0 ||
+      size_bytes % element_bytes != 0 || size_bytes / element_bytes > max_elements) {
+    return absl::UnavailableError(
+        absl::StrCat("worker '", worker, "' sent data that was not requested"));
+  }
+  return size_bytes / element_bytes;
+}
+
 absl::Status LiveRead::ServeSlice(const LiveSlice& slice) {
   const LiveSession::Lines lines = session_.lines();
   if (lines.empty()) return absl::CancelledError("the reading was ended");
@@ -257,14 +269,10 @@ absl::Status LiveRead::ServeSlice(const LiveSlice& slice) {
   const int64_t element_bytes = plan_.ElementBytesOf(slice.tensor);
   for (int64_t done = 0; done < slice.numel;) {
     ASSIGN_OR_RETURN(v1::LiveEvent event, Await(line, v1::LiveEvent::kPiece, times_.copy));
-    const int64_t size_bytes = event.piece().data().size();
-    // The worker may send anything, and the client stores a piece at its offset.
-    if (event.piece().offset_elements() != slice.begin_elements + done || size_bytes == 0 ||
-        size_bytes % element_bytes != 0 || size_bytes / element_bytes > slice.numel - done) {
-      return absl::UnavailableError(
-          absl::StrCat("worker '", line->worker(), "' sent data that was not requested"));
-    }
-    done += size_bytes / element_bytes;
+    ASSIGN_OR_RETURN(const int64_t numel,
+                     CheckPiece(event.piece(), slice.begin_elements + done, slice.numel - done,
+                                element_bytes, line->worker()));
+    done += numel;
     v1::LiveStateReply reply;
     *reply.mutable_piece() = std::move(*event.mutable_piece());
     RETURN_IF_ERROR(Write(reply));
@@ -273,9 +281,7 @@ absl::Status LiveRead::ServeSlice(const LiveSlice& slice) {
 }
 
 absl::Status LiveRead::Write(const v1::LiveStateReply& reply) {
-  RETURN_IF_ERROR(watch_.BeginWait());
-  const bool written = client_.write(reply);
-  watch_.EndWait();
+  ASSIGN_OR_RETURN(const bool written, watch_.Wait([&] { return client_.write(reply); }));
   return written ? absl::OkStatus() : absl::CancelledError("the client is gone");
 }
 

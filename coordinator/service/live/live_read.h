@@ -44,6 +44,14 @@ struct LiveHub {
   JobPlaces turns{1};
 };
 
+// How many elements a worker's piece has, which is the next one of what was asked for: it begins at
+// `begin_elements` and has at most `max_elements`. The worker may send anything, and the client
+// stores a piece at its offset.
+// Errors: Unavailable  it is not such a piece.
+absl::StatusOr<int64_t> CheckPiece(const v1::LivePiece& piece, int64_t begin_elements,
+                                   int64_t max_elements, int64_t element_bytes,
+                                   const std::string& worker);
+
 class LiveRead {
  public:
   struct Client {

@@ -11,6 +11,7 @@
 #include "job/field_limits.h"
 #include "job/held_ranges.h"
 #include "job/job_codec.h"
+#include "job/live_array_codec.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -33,20 +34,6 @@ uint64_t NewPut() {
   return (uint64_t{random()} << 32 | random()) | 1;
 }
 
-v1::LiveStateArray EncodeArray(LiveArray array) {
-  switch (array) {
-    case LiveArray::kParameter:
-      return v1::LIVE_STATE_ARRAY_PARAMETER;
-    case LiveArray::kFirstMoment:
-      return v1::LIVE_STATE_ARRAY_FIRST_MOMENT;
-    case LiveArray::kSecondMoment:
-      return v1::LIVE_STATE_ARRAY_SECOND_MOMENT;
-    case LiveArray::kBuffer:
-      return v1::LIVE_STATE_ARRAY_BUFFER;
-  }
-  return v1::LIVE_STATE_ARRAY_UNSPECIFIED;
-}
-
 v1::PutCommand StageCommand(const PutPlan& plan, uint64_t put) {
   v1::PutCommand command;
   command.mutable_stage()->set_put(put);
@@ -54,7 +41,7 @@ v1::PutCommand StageCommand(const PutPlan& plan, uint64_t put) {
     if (tensor.same_as >= 0) continue;
     v1::PutSlot* slot = command.mutable_stage()->add_slots();
     slot->set_job_parameter(tensor.tensor.job_parameter);
-    slot->set_array(EncodeArray(tensor.tensor.array));
+    slot->set_array(EncodeLiveArray(tensor.tensor.array));
     if (tensor.tensor.array != LiveArray::kBuffer) slot->set_dtype(EncodeDType(tensor.dtype));
     slot->set_update_count(tensor.update_count);
   }
@@ -189,9 +176,7 @@ absl::Status LiveWriter::AwaitAll(v1::PutEvent::EventCase kind, absl::Duration t
 }
 
 absl::Status LiveWriter::ReadRequest(v1::PutRequest* request) {
-  RETURN_IF_ERROR(watch_.BeginWait());
-  const bool read = client_.read(request);
-  watch_.EndWait();
+  ASSIGN_OR_RETURN(const bool read, watch_.Wait([&] { return client_.read(request); }));
   if (read) return absl::OkStatus();
   if (client_.cancelled()) return absl::CancelledError("the client is gone; nothing was changed");
   return absl::InvalidArgumentError("the client ended the put too early; nothing was changed");

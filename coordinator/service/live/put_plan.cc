@@ -12,26 +12,13 @@
 #include "job/held_ranges.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
+#include "job/live_array_codec.h"
 
 namespace tessera::coordinator {
 namespace {
 
 // Parameters, two moments of each, as many aliases, and buffers.
 constexpr int64_t kMaxTensors = 5 * kMaxParameters;
-
-absl::StatusOr<LiveArray> DecodeArray(v1::LiveStateArray array) {
-  switch (array) {
-    case v1::LIVE_STATE_ARRAY_PARAMETER:
-      return LiveArray::kParameter;
-    case v1::LIVE_STATE_ARRAY_FIRST_MOMENT:
-      return LiveArray::kFirstMoment;
-    case v1::LIVE_STATE_ARRAY_SECOND_MOMENT:
-      return LiveArray::kSecondMoment;
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("the state has no array ", static_cast<int>(array)));
-  }
-}
 
 // The numbers of parameters by name, also by alias.
 std::map<std::string, int> NumbersByName(const ModelLayout& layout) {
@@ -103,7 +90,7 @@ absl::StatusOr<PutPlan::Tensor> PlanTensor(const JobSpec& spec, const ModelLayou
   if (number == numbers.end()) return absl::NotFoundError("the job has no such parameter");
   PutPlan::Tensor tensor;
   tensor.name = from.parameter();
-  ASSIGN_OR_RETURN(const LiveArray array, DecodeArray(from.array()));
+  ASSIGN_OR_RETURN(const LiveArray array, DecodeLiveArray(from.array()));
   ASSIGN_OR_RETURN(tensor.tensor, places.TensorOf(number->second, array, spec.config.optimizer));
   const PlacedParameter& placed = ParameterOf(layout, tensor.tensor);
   RETURN_IF_ERROR(CheckShape(placed.spec.shape, from));

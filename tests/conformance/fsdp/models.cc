@@ -6,7 +6,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include "absl/strings/str_cat.h"
-#include "tessera/torch/activation_checkpoint.h"
+#include "tessera/torch/activations.h"
 
 namespace tessera::conformance {
 

@@ -15,7 +15,7 @@
 
 #include "tessera/torch/libtorch.h"
 #include "tessera/torch/sharded.h"
-#include "tessera/torch/wrap_policy.h"
+#include "tessera/torch/units.h"
 
 namespace tessera::conformance {
 

@@ -4,7 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tessera/torch/activation_checkpoint.h"
+#include "tessera/torch/activations.h"
 #include "tests/conformance/fsdp/harness.h"
 #include "tests/conformance/fsdp/models.h"
 

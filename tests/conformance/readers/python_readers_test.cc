@@ -19,8 +19,8 @@
 #include "nlohmann/json.hpp"
 #include "tessera/checkpoint.h"
 #include "tessera/local_cluster.h"
-#include "tessera/save_model.h"
 #include "tessera/session.h"
+#include "tessera/stored_model.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 

@@ -1,4 +1,5 @@
-// The CPU as a device: memory of this process, streams that are threads. The reference back-end.
+// The CPU as a device: memory of this process, streams that are threads. The reference that other
+// back-ends are tested against; executors use HostStream alone.
 #ifndef TESSERA_WORKER_DEVICE_HOST_HOST_DEVICE_H_
 #define TESSERA_WORKER_DEVICE_HOST_HOST_DEVICE_H_
 

@@ -18,6 +18,7 @@
 #include "checkpoint/safetensors/checked_file.h"
 #include "checkpoint/safetensors/checked_files.h"
 #include "checkpoint/safetensors/crc32.h"
+#include "job/job_codec.h"
 #include "worker/engine/agreed_error.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load/checkpoint_load_plan.h"
@@ -285,12 +286,7 @@ class CheckpointLoad {
       v1::ParamGroup* group = reply->add_groups();
       for (const std::string& name : manifest_.groups[i].parameters)
         group->add_parameter_names(name);
-      group->set_learning_rate(groups[i].learning_rate);
-      group->set_beta1(groups[i].beta1);
-      group->set_beta2(groups[i].beta2);
-      group->set_epsilon(groups[i].epsilon);
-      group->set_weight_decay(groups[i].weight_decay);
-      group->set_momentum(groups[i].momentum);
+      EncodeHyperParameters(groups[i], group);
     }
     // A checkpoint of another world size may have no file for this rank.
     const std::string own = TrainerFileName(memory_.rank.value());

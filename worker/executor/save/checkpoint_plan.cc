@@ -20,6 +20,20 @@ constexpr double HyperParameters::*kFields[] = {
     &HyperParameters::learning_rate, &HyperParameters::beta1,        &HyperParameters::beta2,
     &HyperParameters::epsilon,       &HyperParameters::weight_decay, &HyperParameters::momentum};
 
+std::vector<ManifestGroup> GroupsFor(const ModelLayout& layout, const JobConfig& config,
+                                     const TrainingProgress& progress) {
+  std::vector<ManifestGroup> groups(progress.groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (size_t n = 0; n < std::size(kNumbers); ++n)
+      groups[i].numbers[std::string(kNumbers[n])] = progress.groups[i].*kFields[n];
+  }
+  const ParamGroups group_of(config);
+  ForEachParameter(layout, [&](const PlacedParameter& parameter, int) {
+    groups[group_of[parameter.spec.name]].parameters.push_back(parameter.spec.name);
+  });
+  return groups;
+}
+
 }  // namespace
 
 std::string MomentTensor(const std::string& parameter, OptimizerKind optimizer, StateArray moment) {
@@ -105,18 +119,15 @@ absl::StatusOr<CheckpointPlan> PlanCheckpoint(const ModelLayout& layout, const J
   return plan;
 }
 
-std::vector<ManifestGroup> GroupsFor(const ModelLayout& layout, const JobConfig& config,
-                                     const TrainingProgress& progress) {
-  std::vector<ManifestGroup> groups(progress.groups.size());
-  for (size_t i = 0; i < groups.size(); ++i) {
-    for (size_t n = 0; n < std::size(kNumbers); ++n)
-      groups[i].numbers[std::string(kNumbers[n])] = progress.groups[i].*kFields[n];
-  }
-  const ParamGroups group_of(config);
-  ForEachParameter(layout, [&](const PlacedParameter& parameter, int) {
-    groups[group_of[parameter.spec.name]].parameters.push_back(parameter.spec.name);
-  });
-  return groups;
+Manifest ManifestFor(const std::string& job_id, const ModelLayout& layout, const JobConfig& config,
+                     const TrainingProgress& progress) {
+  Manifest manifest;
+  manifest.job_id = job_id;
+  manifest.step = progress.step;
+  manifest.world_size = config.world_size;
+  manifest.optimizer = OptimizerName(config.optimizer);
+  manifest.groups = GroupsFor(layout, config, progress);
+  return manifest;
 }
 
 absl::StatusOr<std::vector<HyperParameters>> HyperParametersOf(const Manifest& manifest) {

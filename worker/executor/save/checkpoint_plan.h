@@ -57,9 +57,9 @@ absl::StatusOr<CheckpointPlan> PlanCheckpoint(const ModelLayout& layout, const J
                                               const std::vector<NamedTensorInfo>& buffers,
                                               int64_t max_file_bytes);
 
-// What the manifest says of param groups.
-std::vector<ManifestGroup> GroupsFor(const ModelLayout& layout, const JobConfig& config,
-                                     const TrainingProgress& progress);
+// A manifest that says what was saved, and has no files yet.
+Manifest ManifestFor(const std::string& job_id, const ModelLayout& layout, const JobConfig& config,
+                     const TrainingProgress& progress);
 // Groups as the manifest has them. Errors: InvalidArgument  a number is missing or out of range.
 absl::StatusOr<std::vector<HyperParameters>> HyperParametersOf(const Manifest& manifest);
 

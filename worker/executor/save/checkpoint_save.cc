@@ -172,12 +172,8 @@ class CheckpointSave {
   }
 
   absl::Status Publish(const std::vector<SliceSums>& sums) {
-    Manifest manifest;
-    manifest.job_id = memory_.job_id;
-    manifest.step = state_.progress.step;
-    manifest.world_size = memory_.config.world_size;
-    manifest.optimizer = OptimizerName(memory_.config.optimizer);
-    manifest.groups = GroupsFor(memory_.layout, memory_.config, state_.progress);
+    Manifest manifest =
+        ManifestFor(memory_.job_id, memory_.layout, memory_.config, state_.progress);
     // By this a later attempt of the same request finds that it was made (docs/adr/0053).
     manifest.request = control_.asked_for;
     const auto slices =

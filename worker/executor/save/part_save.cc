@@ -232,12 +232,8 @@ class PartSave {
   absl::Status Write() {
     RETURN_IF_ERROR(WriteShard());
     const int rank = memory_.rank.value();
-    Manifest manifest;
-    manifest.job_id = memory_.job_id;
-    manifest.step = state_.progress.step;
-    manifest.world_size = memory_.config.world_size;
-    manifest.optimizer = OptimizerName(memory_.config.optimizer);
-    manifest.groups = GroupsFor(memory_.layout, memory_.config, state_.progress);
+    Manifest manifest =
+        ManifestFor(memory_.job_id, memory_.layout, memory_.config, state_.progress);
     // The id tells parts of one save from those of another try, which make no checkpoint together.
     manifest.part = ManifestPart{rank, save_id_};
     manifest.request = control_.asked_for;

@@ -21,11 +21,13 @@
 #include "layout/values.h"
 #include "tessera/initializer.h"
 #include "tessera/torch/libtorch.h"
-#include "tessera/torch/mixed_precision.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 
 class Session;
+struct TakeOverOptions;
+struct TakenOver;
 
 // Writes elements [begin_elements, begin_elements + values.size()) of a parameter: the same values
 // for every rank that requests that part. If the function is the same on all ranks, its error is
@@ -75,6 +77,26 @@ struct AttachOptions {
 // Every parameter of the tree becomes one of the same name, shape and dtype on the meta device, in
 // place: all holders of the tensor see it. Buffers stay.
 void MoveToMeta(torch::nn::Module& module);
+
+// --- TakeOverModel ---
+//
+// A module continues in a job of another size, from the memory of the previous one; so do buffers.
+//
+//   AttachOptions attach;
+//   TakenOver taken;
+//   attach.first_values = TakeOverModel(model, {"old"}, &taken);
+//   ShardedModel::Attach(model, options, policy, attach);     taken.step is the last that was taken
+//
+// As TakeOver; include tessera/hand_over.h. Buffers of the old job's rank 0 go into the module on all
+// ranks, by name, all that the old job published or, where anything is in the way, none; those that
+// it did not are in TakenOver::missing_buffers, and stay. A trainer that replaces another one after
+// that keeps its module's own, as of any job.
+
+// For AttachOptions::first_values. `taken`, if not null, outlives the attaching; its buffers are in
+// the module, and not in there. Errors of what is returned: as TakeOver.
+std::function<absl::Status(Session* session)> TakeOverModel(std::shared_ptr<torch::nn::Module> root,
+                                                            TakeOverOptions options,
+                                                            TakenOver* taken = nullptr);
 
 }  // namespace tessera
 

@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tessera/checkpoint.h"
-#include "tessera/load_model.h"
+#include "tessera/stored_model.h"
 #include "tessera/torch/shard_optimizer.h"
 #include "tessera/torch/sharded_model.h"
 
@@ -94,7 +94,7 @@ absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const
 absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(
     ShardedModel* model, ShardOptimizer* own, const std::string& path,
     const LoadModelCheckpointOptions& options = {});
-// Loads a folder of DCP's, as LoadOptimizerState of load_model.h does, followed by TakeOptimState.
+// Loads a folder of DCP's, as LoadOptimizerState of stored_model.h does, followed by TakeOptimState.
 // Ids in the folder count the optimizer's own param groups, which must be as large there, and in
 // each the parameters in the order of the root module's parameters(), unless options say otherwise.
 // Returns the folder's numbers by the job's param groups; those of `own` stay.

@@ -22,7 +22,6 @@
 #include "tessera/torch/libtorch.h"
 #include "tessera/torch/shard_optimizer.h"
 #include "tessera/torch/sharded_model.h"
-#include "tessera/torch/state_dict.h"
 #include "tessera/torch/state_dicts.h"
 
 namespace tessera {

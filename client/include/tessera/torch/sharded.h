@@ -15,7 +15,7 @@
 //
 // Both throw StatusException where the session fails, since M::forward has no way to return a
 // status; inside of a window of its own module either is the plain call. Results and
-// arguments may be of any type; where they are cast (mixed_precision.h), for_each_tensor.h says in
+// arguments may be of any type; where they are cast (units.h), for_each_tensor.h says in
 // which types tensors are found, and the method gets copies. Confined to the thread that trains.
 #ifndef TESSERA_TORCH_SHARDED_H_
 #define TESSERA_TORCH_SHARDED_H_

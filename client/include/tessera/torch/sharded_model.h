@@ -14,7 +14,7 @@
 // Attaching replaces the parameters' memory by the cluster's: initial values come from the module
 // when the job is new, else the module takes the job's. Parameters are at stable addresses, so
 // views that autograd saved stay valid; they can be read only while their unit is unsharded, and
-// never written in place. Buffers stay the trainer's own; mixed_precision.h says when their dtype
+// never written in place. Buffers stay the trainer's own; units.h says when their dtype
 // changes, AttachOptions::publish_buffers how readers of the live state get them.
 //
 // To set parameters, use SummonFullParams or apply(). Or, between steps and on all ranks, give a
@@ -48,7 +48,7 @@
 #include "tessera/session.h"
 #include "tessera/torch/attach_options.h"
 #include "tessera/torch/sharded.h"
-#include "tessera/torch/wrap_policy.h"
+#include "tessera/torch/units.h"
 
 namespace tessera {
 
@@ -88,9 +88,9 @@ struct SummonOptions {
 class ShardedModel {
  public:
   // `options.model` is filled in from the module: the root, and each Sharded<> that `policy`
-  // chooses, is a unit (wrap_policy.h). Dtypes that attach.precision names replace
+  // chooses, is a unit (units.h). Dtypes that attach.precision names replace
   // options.config's.
-  // Errors: as PlanUnits (unit_plan.h) and Session::Open.
+  // Errors: as PlanUnits (units.h) and Session::Open.
   static absl::StatusOr<std::unique_ptr<ShardedModel>> Attach(
       std::shared_ptr<torch::nn::Module> root, SessionOptions options,
       const WrapPolicy& policy = AlwaysWrap(), const AttachOptions& attach = {});
