@@ -153,20 +153,29 @@ def _agree(sharded, found: str, refusal: Exception | None) -> None:
             text = message.rstrip(b"\0").decode("utf-8", "replace")
             raise errors.from_code(code, f"rank {rank}: {text}")
         if digest != ranks[0][1]:
-            raise TesseraError(f"rank {rank} sees another folder than rank 0, or loads otherwise",
+            raise TesseraError(f"rank {rank} sees another model than rank 0, or loads it otherwise",
                                "FAILED_PRECONDITION")
 
 
-def load_model(sharded, path: str, strict: bool) -> dict:
-    """Collective, on all ranks or on none. Each rank reads a parameter at a time."""
+def load_model(sharded, path: str, strict: bool) -> dict | None:
+    """What checkpoint.load_model() returns; None where the folder is not DCP's. Collective, on all
+    ranks or on none. Each rank reads one parameter at a time."""
     folder = plan = refusal = None
     try:
-        folder = _Folder(path)
-        plan = _Plan(sharded, folder, strict)
+        if is_folder(path):
+            folder = _Folder(path)
+            plan = _Plan(sharded, folder, strict)
     except Exception as error:  # pylint: disable=broad-except
         refusal = error
-    _agree(sharded, f"{strict} {folder.describe() if folder else ''}", refusal)
-    _write(sharded, folder, plan)
+    _agree(sharded, f"{strict} {folder.describe()}" if folder else "", refusal)
+    if folder is None:
+        return None
+    try:
+        _write(sharded, folder, plan)
+    except Exception:
+        # A rank that cannot read has ended the epoch, so that the others hear of it.
+        sharded.recover()
+        raise
     with torch.no_grad():
         for buffer, values in plan.buffers:
             buffer.copy_(values)

@@ -107,7 +107,7 @@ def load_model(model, path, *, strict: bool = True) -> dict:
     sharded.attach()
     sharded.make_requested_save()
     sharded.windows.await_gpu()
-    text = _path(path).decode()
-    if _dcp.is_folder(text):
-        return _dcp.load_model(sharded, text, strict)
+    loaded = _dcp.load_model(sharded, _path(path).decode(), strict)
+    if loaded is not None:
+        return loaded
     return json.loads(lib.text(lib.load_model, sharded.session, _path(path), int(strict)))
