@@ -167,13 +167,13 @@ def load_model(sharded, path: str, strict: bool) -> dict | None:
             plan = _Plan(sharded, folder, strict)
     except Exception as error:  # pylint: disable=broad-except
         refusal = error
-    _agree(sharded, f"{strict} {folder.describe()}" if folder else "", refusal)
-    if folder is None:
-        return None
     try:
+        _agree(sharded, f"{strict} {folder.describe()}" if folder else "", refusal)
+        if folder is None:
+            return None
         _write(sharded, folder, plan)
     except Exception:
-        # A rank that cannot read has ended the epoch, so that the others hear of it.
+        # A rank that cannot read has ended the epoch, so that the others hear of it, wherever they are.
         sharded.recover()
         raise
     with torch.no_grad():
