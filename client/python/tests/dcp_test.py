@@ -4,9 +4,13 @@ What is saved and loaded with the optimizer is in conformance_test.
 """
 
 import functools
+import importlib.util
 import os
 import pathlib
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -228,6 +232,107 @@ class LoadTest(Case):
             self.assertEqual(sorted(found["nested"]["returned"]["missing"]), sorted(kept))
             self.assertEqual(found["nested"]["returned"]["unexpected"],
                              sorted(f"model.{name}" for name in kept))
+
+
+# Before a program of docs/from-fsdp.md; and what each goes on with, or checks.
+_PRELUDE = """
+import os
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import tessera
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict)
+from torch.distributed.fsdp import fully_shard
+
+class Block(nn.Linear):
+    def __init__(self):
+        super().__init__(5, 5)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.Sequential(Block(), Block()), nn.Linear(5, 3)
+    def forward(self, x):
+        return self.head(torch.tanh(self.blocks(x)))
+
+def loss_of(model, step):
+    return model(torch.ones(4, 5) * (step + 1)).square().mean()
+
+torch.manual_seed(int(os.environ.get("TEST_SEED", "1")))
+"""
+_GOES_ON = """
+for step in range(3, 5):
+    loss_of(model, step).backward()
+    opt.step()
+    opt.zero_grad()
+"""
+_CHECKS = """
+expected = torch.load("expected.pt")
+actual = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+for name, value in expected.items():
+    torch.testing.assert_close(actual[name], value, rtol=0.0, atol=2e-5)
+print("alike", len(expected), flush=True)
+"""
+_SAVES = """
+state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+if dist.get_rank() == 0:
+    torch.save(state, "expected.pt")
+"""
+_CONTINUES_FROM_5 = """
+model = fully_shard(Model())
+opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+model_state, optim_state = get_state_dict(model, opt)
+state = {"model": model_state, "optim": optim_state}
+dcp.load(state, checkpoint_id="checkpoint-5")
+set_state_dict(model, opt, model_state_dict=state["model"], optim_state_dict=state["optim"])
+assert {int(entry["step"]) for entry in opt.state.values()} == {5}
+"""
+_CONVERTS = """
+import json
+import torch.distributed.checkpoint.format_utils
+import safetensors.torch
+"""
+
+
+class GuideTest(unittest.TestCase):
+    def test_the_programs_of_the_documents_run(self):
+        docs = pathlib.Path(os.path.realpath(__file__)).parents[3] / "docs"
+        if not docs.exists():
+            self.skipTest("docs/ is not here")
+        programs = dict(match for page in ("from-fsdp.md", "formats/stored_models.md")
+                        for match in re.findall(r"<!-- run: (\w+) -->\n```python\n(.*?)```",
+                                                (docs / page).read_text(), re.DOTALL))
+        self.assertEqual(set(programs), {"fsdp2", "tessera", "convert"})
+        torchs = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        with tempfile.TemporaryDirectory(prefix="tessera-test-") as folder:
+            self.run_program(folder, torchs, programs["fsdp2"] + _GOES_ON + _SAVES)
+            said = self.run_program(folder, ["tessera.run", "-n", "3"],
+                                    programs["tessera"] + _CHECKS, TEST_SEED="2")
+            self.assertEqual(said.count("alike 6"), 3, said)
+            said = self.run_program(folder, torchs, 'dist.init_process_group("gloo")' +
+                                    _CONTINUES_FROM_5 + _CHECKS)
+            self.assertEqual(said.count("alike 6"), 2, said)
+            if importlib.util.find_spec("safetensors"):
+                self.run_program(folder, [], _CONVERTS + programs["convert"] + """
+model = tessera.shard(Model(), units=Block)
+print(tessera.load_model(model, "model.safetensors"))
+state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+dcp.load({"model": state}, checkpoint_id="checkpoint")
+for name, value in model.state_dict().items():
+    assert torch.equal(value, state[name]), name
+""")
+
+    def run_program(self, folder, launcher, program, **environment):
+        script = pathlib.Path(folder) / "program.py"
+        script.write_text(_PRELUDE + program)
+        process = subprocess.run(
+            [sys.executable, *(["-m", *launcher] if launcher else []), str(script)], cwd=folder,
+            env={**os.environ, "TMPDIR": folder, **environment}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150, check=False)
+        self.assertEqual(process.returncode, 0, process.stdout)
+        return process.stdout
 
 
 class RefusalTest(Case):
