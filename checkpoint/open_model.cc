@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "checkpoint/dcp/dcp_model.h"
 #include "checkpoint/safetensors/indexed_model.h"
 #include "checkpoint/safetensors/model_index.h"
 #include "checkpoint/safetensors/model_reader.h"
@@ -18,6 +17,9 @@
 namespace tessera {
 namespace {
 
+// Of a folder that PyTorch's Distributed Checkpoint wrote: a pickle.
+constexpr char kDcpMetadataName[] = ".metadata";
+
 template <typename Source>
 absl::StatusOr<std::unique_ptr<ModelSource>> Open(const std::string& path) {
   ASSIGN_OR_RETURN(Source source, Source::Open(path));
@@ -26,7 +28,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> Open(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
                                                         const std::string& folder) {
-  const std::string names[] = {kModelIndexName, kSingleFileName, dcp::kMetadataName};
+  const std::string names[] = {kModelIndexName, kSingleFileName, kDcpMetadataName};
   std::vector<std::string> found;
   for (const std::string& name : names) {
     const auto there = storage->Look(absl::StrCat(folder, "/", name));
@@ -34,15 +36,20 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
     if (there.ok() && there->has_value()) found.push_back(name);
   }
   if (found.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder, " holds no model: none of ", absl::StrJoin(names, ", ")));
+    return absl::InvalidArgumentError(absl::StrCat(folder, " holds no model: neither ",
+                                                   kModelIndexName, " nor ", kSingleFileName));
   }
   // Which one is meant cannot be guessed: readers of other programs would differ.
   if (found.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         folder, " holds more than one model: ", absl::StrJoin(found, ", "), "; name one of them"));
   }
-  if (found[0] == dcp::kMetadataName) return Open<dcp::DcpModel>(folder);
+  if (found[0] == kDcpMetadataName) {
+    return absl::UnimplementedError(absl::StrCat(
+        folder, " is of PyTorch's Distributed Checkpoint: load it in Python by ",
+        "tessera.load_model, or convert it to safetensors by PyTorch's dcp_to_torch_save and ",
+        "safetensors' save_file (docs/formats/stored_models.md)"));
+  }
   const std::string path = absl::StrCat(folder, "/", found[0]);
   return found[0] == kModelIndexName ? Open<IndexedModel>(path) : Open<ModelReader>(path);
 }

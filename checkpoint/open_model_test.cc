@@ -95,6 +95,18 @@ TEST_F(OpenModelTest, FolderWithNoModelOrTwoIsRefusedByName) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(Path("none"))));
 }
 
+TEST_F(OpenModelTest, FolderOfPyTorchsDistributedCheckpointIsRefusedWithWhatReadsIt) {
+  WriteText(".metadata", "a pickle");
+  EXPECT_THAT(OpenModel(folder_),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       AllOf(HasSubstr(folder_), HasSubstr("in Python by tessera.load_model"),
+                             HasSubstr("dcp_to_torch_save"))));
+  WriteFile(kSingleFileName, {"a"}, 5);
+  EXPECT_THAT(OpenModel(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("more than one model"), HasSubstr(".metadata"))));
+}
+
 TEST_F(OpenModelTest, IndexWhoseFilesAreNotAsItSaysIsRefusedByName) {
   WriteShardedModel();
   WriteFile("two", {"d"}, 3);

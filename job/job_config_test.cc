@@ -30,8 +30,7 @@ TEST(JobConfigTest, BuffersAreBoundedTogether) {
 
 TEST(JobConfigTest, TiedParameterIsInTheGroupOfItsFirstName) {
   ModelSpec model;
-  model.units.push_back(
-      {"u", {{"w", {4}, DType::kFp32}, {"tied", {4}, DType::kFp32, true, "w"}}});
+  model.units.push_back({"u", {{"w", {4}, DType::kFp32}, {"tied", {4}, DType::kFp32, true, "w"}}});
   JobConfig config;
   config.groups.push_back(GroupNaming("tied"));
   EXPECT_THAT(ValidateJobConfig(config, model),

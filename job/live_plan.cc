@@ -5,11 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/manifest/name_selection.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
 #include "job/live_array_codec.h"
+#include "layout/name_selection.h"
 
 namespace tessera {
 namespace {

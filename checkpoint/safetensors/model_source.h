@@ -1,8 +1,7 @@
 // A model that somebody wrote, to read from: which tensors there are, and any slice of any of them.
 //
 //   one safetensors file           ModelReader
-//   an index and its files         IndexedModel
-//   a folder of PyTorch's DCP       dcp::DcpModel           OpenModel finds out which it is
+//   an index and its files         IndexedModel            OpenModel finds out which it is
 //
 // What elements are stored in is rounded or widened to what the values are. All of it may be
 // anybody's: nothing is read by what has not been checked. Reading is thread-safe.
@@ -27,8 +26,6 @@ class ModelSource {
   // another number, unless all of that is the same.
   virtual uint64_t identity() const = 0;
 
-  // Whether many small slices of a tensor take hardly longer to read than all of them at once.
-  virtual bool reads_small_slices_well() const { return true; }
   // Elements [begin_elements, begin_elements + into.size()) of a floating-point tensor, row-major.
   // Errors: NotFound  no such tensor; InvalidArgument  outside of it, or a tensor of integers or
   //         of a type that Tessera does not have; DataLoss  a file became shorter. They name the

@@ -1,7 +1,7 @@
 // All tensors that are stored at a path, to list and to read as bytes: a model of whatever form
 // (open_model.h), or a checkpoint of ours, by its manifest.
 //
-//   model.safetensors, an index, a folder, DCP    part "model"
+//   model.safetensors, an index, a folder         part "model"
 //   step-00000042/  model.safetensors, or several part "model"
 //                   optimizer.safetensors         part "optimizer"
 //                   trainer-00000.bin             part "trainer", one entry without a dtype

@@ -2,7 +2,7 @@
 #ifndef TESSERA_CLIENT_CHECKPOINT_LOAD_REQUEST_H_
 #define TESSERA_CLIENT_CHECKPOINT_LOAD_REQUEST_H_
 
-#include "checkpoint/manifest/name_selection.h"
+#include "layout/name_selection.h"
 #include "proto/checkpoint.pb.h"
 
 namespace tessera {

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/manifest/name_selection.h"
 #include "checkpoint/safetensors/stored_tensors.h"
 #include "client/cli/put_client.h"
 #include "client/live/live_client.h"
+#include "layout/name_selection.h"
 #include "proto/live_put.pb.h"
 
 namespace tessera::cli {

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
@@ -137,27 +136,6 @@ absl::Status Take(Session* session, ShardOptimizer* own) {
   return SetOptimState(dict, *names, &own->optimizer());
 }
 
-// As torch.optim counts the parameters of an optimizer like this one: group by group, each in the
-// order of the module's parameters(), which is not that of the shards.
-absl::StatusOr<std::vector<std::vector<std::string>>> NamesOfIds(const ShardedModel& model,
-                                                                 ShardOptimizer* own) {
-  ASSIGN_OR_RETURN(std::vector<std::string> names, own->ParameterNames());
-  std::map<std::string, size_t> places;
-  for (const auto& item : model.root().named_parameters())
-    places.emplace(item.key(), places.size());
-  std::vector<std::vector<std::string>> groups;
-  auto name = names.begin();
-  for (const auto& group : own->optimizer().param_groups()) {
-    const auto end = name + static_cast<ptrdiff_t>(group.params().size());
-    std::stable_sort(name, end, [&places](const std::string& a, const std::string& b) {
-      return places[a] < places[b];
-    });
-    groups.emplace_back(name, end);
-    name = end;
-  }
-  return groups;
-}
-
 absl::Status CheckIdle(ShardedModel* model, const char* what) {
   RETURN_IF_ERROR(model->CheckIdle(what));
   if (!model->session().within_step()) return absl::OkStatus();
@@ -195,23 +173,6 @@ absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(ShardedModel* model, ShardO
   // After the load, which has put the moments into the job.
   if (!options.model_only) RETURN_IF_ERROR(TakeOptimState(model, own));
   return loaded;
-}
-
-absl::StatusOr<std::vector<HyperParameters>> LoadOptimizerState(
-    ShardedModel* model, ShardOptimizer* own, const std::string& folder,
-    const LoadOptimizerOptions& options) {
-  RETURN_IF_ERROR(CheckIdle(model, "loading an optimizer's state"));
-  LoadOptimizerOptions wanted = options;
-  if (wanted.names_of_ids.empty()) {
-    auto names = NamesOfIds(*model, own);
-    // A rank that cannot name its parameters stops all of them.
-    RETURN_IF_ERROR(StateExchange(&model->session()).AgreeOn(names.status()));
-    wanted.names_of_ids = *std::move(names);
-  }
-  ASSIGN_OR_RETURN(std::vector<HyperParameters> groups,
-                   LoadOptimizerState(&model->session(), folder, wanted));
-  RETURN_IF_ERROR(TakeOptimState(model, own));
-  return groups;
 }
 
 void OnModelSaveRequest(ShardedModel* model, ShardOptimizer* own,

@@ -19,19 +19,6 @@ void ModelIndex(absl::string_view bytes);
 void CheckpointPart(absl::string_view bytes);
 // The manifest of such a part, or of a checkpoint.
 void Manifest(absl::string_view bytes);
-// The .metadata of a DCP folder.
-void DcpMetadata(absl::string_view bytes);
-// What a DCP folder says of an optimizer: its .metadata, __0_0.distcp and __1_0.distcp, each after
-// its length, of four bytes.
-void DcpOptimizer(absl::string_view bytes);
-// A tensor as torch.save writes it.
-void TorchTensor(absl::string_view bytes);
-
-// A pickle of anybody's.
-void PickleValues(absl::string_view bytes);
-// A zip as torch.save writes it.
-void StoredZip(absl::string_view bytes);
-
 // A LiveStateQuery: what a client asks a coordinator or a worker for.
 void LiveQueries(absl::string_view bytes);
 

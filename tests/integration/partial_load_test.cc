@@ -9,17 +9,16 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "checkpoint/manifest/name_selection.h"
 #include "checkpoint/safetensors/model_file.h"
 #include "checkpoint/safetensors/safetensors_header.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "layout/name_selection.h"
 #include "tessera/checkpoint.h"
 #include "tessera/local_cluster.h"
 #include "tessera/optimizer_state.h"
 #include "tessera/session.h"
 #include "tessera/stored_model.h"
-#include "tests/conformance/dcp/golden_folders.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -30,9 +29,7 @@ using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing_support::GoldenFolder;
 using testing_support::ReadAll;
-using testing_support::ReadGoldenFolder;
 using testing_support::ToyModel;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
@@ -236,31 +233,6 @@ TEST_F(PartialLoadTest, RanksThatAskForDifferentPartsAreToldWhoAndInWhat) {
   EXPECT_THAT(load({false}), refused("strict"));
   EXPECT_TRUE(StatesOf(&team) == before);
   EXPECT_THAT(load({true}), Each(IsOk()));
-}
-
-// As a state dict of {"model": ...} is stored there.
-TEST_F(PartialLoadTest, DcpFolderOfADictUnderModelIsLoadedIntoTheModelsOwnNames) {
-  const GoldenFolder golden = ReadGoldenFolder("nested");
-  const std::string folder = golden.WriteOut();
-  SessionOptions session_options = ToyOptions(*cluster_, "dcp", 3);
-  session_options.model = ModelSpec();
-  UnitSpec& unit = session_options.model.units.emplace_back();
-  unit.name = "root";
-  std::vector<float> expected;
-  for (const auto& [name, tensor] : golden.tensors) {
-    ASSERT_TRUE(absl::StartsWith(name, "model.")) << name;
-    unit.parameters.push_back({name.substr(6), tensor.shape, DType::kFp32});
-    expected.insert(expected.end(), tensor.values.begin(), tensor.values.end());
-  }
-  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(session_options));
-  LoadOptions options;
-  options.names.renames = {{"model.", ""}};
-  EXPECT_OK(team.RunAll([&](Session* session) -> absl::Status {
-    RETURN_IF_ERROR(LoadModel(session, folder, options).status());
-    ASSIGN_OR_RETURN(const std::vector<float> values, ReadAll(session));
-    EXPECT_EQ(values, expected);
-    return absl::OkStatus();
-  }));
 }
 
 }  // namespace

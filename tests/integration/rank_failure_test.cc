@@ -143,9 +143,8 @@ TEST_F(RankFailureTest, IsTheErrorOfItsOwnStepAlsoWhereARankIsStillInTheOneBefor
     EXPECT_OK(session->RunStep([&] { return ToyStep(session, 3); }));
     // The one before was first, and the one after it was held.
     const bool fails = ++done == kWorldSize - 1;
-    const absl::Status next = session->RunStep([&] {
-      return fails ? absl::OutOfRangeError("batch 4 is empty") : ToyStep(session, 4);
-    });
+    const absl::Status next = session->RunStep(
+        [&] { return fails ? absl::OutOfRangeError("batch 4 is empty") : ToyStep(session, 4); });
     if (fails) DisarmAllFaultPoints();
     return next;
   });

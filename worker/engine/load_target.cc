@@ -21,7 +21,7 @@ void LoadTarget::Set(StateArray array, const ShardSegment& segment, int64_t begi
       static_cast<std::byte*>(whole.data()) + begin_elements * SizeBytes(whole.dtype());
   const auto size_bytes = static_cast<int64_t>(values.size_bytes());
   // Past the caches: a shard is larger than they are, and is not read again soon.
-  if (to != values.data()) StreamingCopy(to, values.data(), size_bytes);
+  StreamingCopy(to, values.data(), size_bytes);
   if (!options_.publishes || array != StateArray::kParameter) return;
   // Once, before the first published byte: a successor then publishes again.
   // The first values need no such word: nobody unshards before there are any.

@@ -41,7 +41,6 @@ class LoadTarget final : public StateWriter {
 
   void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
            const ConstValues& values) override;
-  Values Room(StateArray array, const ShardSegment& segment) override;
   void Clear(StateArray array, const ShardSegment& segment) override;
   void Keep(StateArray array, const ShardSegment& segment) override;
 
@@ -53,6 +52,8 @@ class LoadTarget final : public StateWriter {
   bool has_published() const { return has_published_; }
 
  private:
+  // Where the segment's elements will be.
+  Values Room(StateArray array, const ShardSegment& segment);
   void Publish(const ShardSegment& segment, int64_t begin_elements, const ConstValues& values);
 
   const Options options_;

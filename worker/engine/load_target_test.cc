@@ -74,18 +74,6 @@ TEST_F(LoadTargetTest, ParametersGoIntoTheVersionToComeAndToTrainersAndThePageSa
   EXPECT_TRUE(IsPublished(*group_, 0));
 }
 
-TEST_F(LoadTargetTest, WhatLiesInItsRoomAlreadyIsPublishedFromThere) {
-  LoadTarget target = Target(/*first=*/false);
-  const Values room = target.Room(StateArray::kParameter, segments_[1]);
-  for (float& value : room.as<float>()) value = 3;
-  target.Set(StateArray::kParameter, segments_[1], 0, room);
-  const absl::Span<const float> staged =
-      optimizer_->Staged(StateArray::kParameter, segments_[1], 7);
-  EXPECT_EQ(staged[39], 3);
-  EXPECT_EQ(published_[1][39], 3);
-  EXPECT_FALSE(IsPublished(*group_, 0));
-}
-
 TEST_F(LoadTargetTest, TrainersThatComputeInAHalfHaveItRounded) {
   config_.compute_dtype = DType::kBf16;
   ASSERT_OK_AND_ASSIGN(plan_, JobMemory::Create(layout_, config_));

@@ -47,8 +47,6 @@ class StateWriter {
   // reference: copying just-written values stalls while much is being stored.)
   virtual void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
                    const ConstValues& values) = 0;
-  // Where the segment's elements will be. Writing all of them there has the effect of Set.
-  virtual Values Room(StateArray array, const ShardSegment& segment) = 0;
   virtual void Clear(StateArray array, const ShardSegment& segment) = 0;  // To zero.
   // As in the version before; nothing if this is the first.
   virtual void Keep(StateArray array, const ShardSegment& segment) = 0;

@@ -27,9 +27,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/manifest/name_selection.h"
 #include "job/save_spec.h"
 #include "layout/dtype.h"
+#include "layout/name_selection.h"
 #include "layout/stored_dtype.h"
 #include "tessera/session.h"
 

@@ -1,12 +1,10 @@
-// Parameters from a stored model, and an optimizer's state from a folder of PyTorch's: what a job
-// starts with, or continues from.
+// Parameters from a stored model: what a job starts with, or continues from.
 //
 //   ASSIGN_OR_RETURN(LoadReport report, LoadModel(session, "/models/model.safetensors"));
 //
-// The path is a safetensors file, an index.json of several, or a folder that holds either or that
-// PyTorch's Distributed Checkpoint wrote; all workers see it. It is from
-// Session::Save or anybody: whole parameters by name, so world size, strategy and units may be
-// others than those that wrote it.
+// The path is a safetensors file, an index.json of several, or a folder that holds either; all
+// workers see it. It is from Session::Save or anybody: whole parameters by name, so world size,
+// strategy and units may be others than those that wrote it.
 // Each rank's executor reads the bytes of its own shards alone and rounds or widens them to full
 // precision. Buffers and ignored parameters of an attached module are read by every rank.
 // Collective; on all ranks or on none, as Session::WriteParameters: moments, step numbers and
@@ -21,9 +19,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/manifest/name_selection.h"
-#include "job/job_config.h"
 #include "job/save_spec.h"
+#include "layout/name_selection.h"
 #include "tessera/session.h"
 
 namespace tessera {
@@ -45,69 +42,14 @@ struct LoadReport {
 // Errors: InvalidArgument     no model, or one that does not fit: naming the tensor; two tensors
 //                             that are renamed alike, or a pattern that includes no parameter
 //         NotFound, PermissionDenied, DataLoss  the files, as some rank sees them
-//         Unimplemented       a folder of PyTorch's that an extension compressed
+//         Unimplemented       a folder of PyTorch's Distributed Checkpoint, which Python reads:
+//                             tessera.load_model (docs/formats/stored_models.md)
 //         FailedPrecondition  the ranks see different files or ask for different names, or it
 //                             changed meanwhile; a job without initial values is to get but some
 //         Aborted             as Session::WriteParameters; or some rank read for longer than the
 //                             others by more than an hour.
 absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
                                      const LoadOptions& options = {});
-
-// --- LoadOptimizerState ---
-//
-// The state of an optimizer that PyTorch's Distributed Checkpoint (DCP) saved, as the job's own.
-//
-//   {"model": model_state_dict, "optim": optim_state_dict}     what was saved
-//
-//   LoadOptions model;                                         and how it is loaded
-//   model.names.renames = {{"model.", ""}};
-//   model.names.exclude = {"optim.*"};
-//   RETURN_IF_ERROR(LoadModel(&session, folder, model).status());
-//   ASSIGN_OR_RETURN(StepOptions::groups, LoadOptimizerState(&session, folder));
-//
-// Moments by parameter name, so world size, strategy and units may be others than those that wrote
-// it. Each rank reads the bytes of its own shards alone, straight into its gradient slots. Nothing
-// of the folder is executed (docs/adr/0024).
-//
-// Collective, as WriteOptimizerState: on all ranks or on none, repeated where another rank's
-// process dies. Parameters and the number of the job's last step stay. Not within RunStep. One
-// thread.
-
-struct LoadOptimizerOptions {
-  // What the names of the optimizer's items begin with: the key that it was saved under, and a dot.
-  std::string prefix = "optim.";
-  // Of a parameter's name as the optimizer has it; the first that applies. Not of ids; numbers that
-  // become names of the job's parameters by it are names.
-  std::vector<NameSelection::Rename> renames = {};
-  // What ids stand for where the folder has those, as the state_dict() of torch.optim itself does:
-  // the names of each of its param groups, in the order in which the optimizer got them. The
-  // folder's groups must be as large. Of model.parameters() that is the order in which the module
-  // registered them, which is not that of the job's units: the root's own come first there, also
-  // those that are registered last. Nothing tells them apart where shapes are alike, so nothing is
-  // guessed: a folder with ids is refused without names.
-  std::vector<std::vector<std::string>> names_of_ids = {};
-  // A trainable parameter without state in the folder, and a state without a parameter, are an
-  // error. Otherwise the former has no state afterwards, as a new one, and the latter is not
-  // read. An SGD's momentum may be missing in any case: it is one of zeroes.
-  bool strict = true;
-};
-
-// Returns the numbers (StepOptions::groups) that the folder says, by the job's param groups: the
-// job's own where it says none. They belong to steps, and nothing goes by them until given to one.
-// The folder's groups may be others, if their numbers are the same within each of the job's.
-// Errors: NotFound            nothing under the prefix; with `strict`, naming the parameter
-//         InvalidArgument     no absolute path to a folder of DCP's; what dcp::ReadOptimizerState
-//                             refuses; a moment of another shape or no floating-point one, or a
-//                             number that is out of range, named; a name for two
-//                             ids
-//         FailedPrecondition  the folder has other moments than the job's optimizer, or other
-//                             numbers within one of its groups, named; the ranks see different
-//                             folders or ask for different things; no initial values; ids,
-//                             and no names_of_ids, or those of groups of another size
-//         Unimplemented       numbers that the job's optimizer has no formula for (nesterov, ...)
-//         PermissionDenied, DataLoss  the files, as some rank sees them
-absl::StatusOr<std::vector<HyperParameters>> LoadOptimizerState(
-    Session* session, const std::string& folder, const LoadOptimizerOptions& options = {});
 
 // --- SaveModel ---
 //

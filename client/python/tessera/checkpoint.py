@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from . import _own_state, _sharded
+from . import _dcp, _own_state, _sharded
 from ._library import CheckpointOptions, lib
 from .errors import TesseraError
 
@@ -96,9 +96,18 @@ def save_model(model, path, *, dtype: torch.dtype | None = None, max_file_bytes:
 
 
 def load_model(model, path, *, strict: bool = True) -> dict:
-    """Parameters and buffers from safetensors, or a folder that torch's DCP wrote."""
+    """Parameters and buffers from safetensors, or from a folder that torch's DCP wrote.
+
+    Names are the model's own. Returns {"missing": [...], "unexpected": [...]}; with `strict` both
+    are errors. On all ranks or on none.
+    A folder of DCP's (with .metadata) is read by torch, in this process: torch unpickles its
+    metadata, which can run any code. Load only folders that you trust.
+    """
     sharded = _sharded.of(model)
     sharded.attach()
     sharded.make_requested_save()
     sharded.windows.await_gpu()
+    loaded = _dcp.load_model(sharded, _path(path).decode(), strict)
+    if loaded is not None:
+        return loaded
     return json.loads(lib.text(lib.load_model, sharded.session, _path(path), int(strict)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import ctypes as C
 import functools
 import json
@@ -19,12 +18,23 @@ from .errors import StepUndone, TesseraError
 _NO_NORM = 1e-100
 
 
-class _StateOfJob(collections.defaultdict):
+class _StateOfJob(dict):
     """`optimizer.state`: empty, since the workers have it. It is true nevertheless: where it is
-    not, get_optimizer_state_dict() of torch.distributed.checkpoint takes a step to fill it."""
+    not, get_optimizer_state_dict() of torch.distributed.checkpoint takes a step to fill it.
+
+    state[parameter] has the keys of what state_dict() has, without values: flattened states are
+    split by these.
+    """
+
+    def __init__(self, keys_of):
+        super().__init__()
+        self._keys_of = keys_of
 
     def __bool__(self) -> bool:
         return True
+
+    def __missing__(self, parameter):
+        return dict.fromkeys(self._keys_of(parameter))
 
 
 class JobOptimizer(torch.optim.Optimizer):
@@ -52,7 +62,7 @@ class JobOptimizer(torch.optim.Optimizer):
         super().__init__(groups, self.like([torch.empty(0)], **numbers).defaults)
         for group in self.param_groups:
             self._check_formula(group)
-        self.state = _StateOfJob(dict)
+        self.state = _StateOfJob(self._keys_of)
         self.sharded.attach(self._job_groups(), self.kind, max_grad_norm)
         self.sharded.optimizer = self
 
@@ -167,36 +177,54 @@ class JobOptimizer(torch.optim.Optimizer):
     # --- State: as torch's own optimizer of this kind has it ---
 
     def state_dict(self) -> dict:
-        """torch's form, whole tensors. Collective."""
+        """torch's form, whole tensors. Collective.
+
+        Before the first update it has zeros: dcp.load() reads into what is there.
+        """
         packed = super().state_dict()
         progress = json.loads(lib.text(lib.progress_json, self.sharded.session))
         place = {id(p): number for number, (group, p) in enumerate(
             (group, p) for group in self.param_groups for p in group["params"])
                  if self._has_moments(group)}
+        counts = progress["update_counts"]
+        is_new = not any(count for of_unit in counts for count in of_unit)
         state: dict[int, dict] = {}
         for unit in self.sharded.units:
             arrays = [{} for _ in self.moments]
             for array, found in enumerate(arrays):
                 self.sharded._read(lib.read_moments, (unit.index, array), unit, found)
             for index, (name, parameter) in enumerate(zip(unit.names, unit.parameters)):
-                count = progress["update_counts"][unit.index][index]
-                if count == 0 or id(parameter) not in place:
+                count = counts[unit.index][index]
+                is_there = count or is_new and parameter.requires_grad
+                if not is_there or id(parameter) not in place:
                     continue
                 entry = {key: arrays[i][name] for i, key in enumerate(self.moments)}
-                if self.kind != "OPTIMIZER_KIND_SGD":
+                if self._has_step:
                     entry["step"] = torch.tensor(float(count))
                 state[place[id(parameter)]] = entry
         packed["state"] = dict(sorted(state.items()))
         return packed
 
+    @property
+    def _has_step(self) -> bool:
+        return self.kind != "OPTIMIZER_KIND_SGD"
+
     def _has_moments(self, group) -> bool:
         return self.kind != "OPTIMIZER_KIND_SGD" or group["momentum"] != 0
+
+    def _keys_of(self, parameter) -> tuple[str, ...]:
+        for group in self.param_groups:
+            if any(p is parameter for p in group["params"]) and self._has_moments(group):
+                return (*self.moments, "step") if self._has_step else self.moments
+        return ()
 
     def load_state_dict(self, state_dict: dict) -> None:
         """What state_dict() of this class, or of torch's of this kind, returned. Collective.
 
+        The next step is the one after the state's last; SGD's state does not tell which that was,
+        and counts as one step.
         Errors: UNIMPLEMENTED  of an optimizer with nesterov, amsgrad or the like; INVALID_ARGUMENT
-          it is of other parameters.
+          it is of other parameters, or has DTensors.
         """
         if len(state_dict["param_groups"]) != len(self.param_groups):
             raise TesseraError(f"{len(state_dict['param_groups'])} param groups for "
@@ -243,6 +271,11 @@ class JobOptimizer(torch.optim.Optimizer):
             for name, parameter in zip(unit.names, unit.parameters):
                 for moment in self.moments:
                     saved = by_id.get(id(parameter), {}).get(moment)
+                    if hasattr(saved, "full_tensor"):
+                        raise TesseraError(
+                            f"{moment} of parameter '{name}' is a DTensor: get the state with "
+                            "StateDictOptions(full_state_dict=True), or go through a folder, by "
+                            "dcp.save and dcp.load", "INVALID_ARGUMENT")
                     if saved is not None and saved.shape != parameter.shape:
                         raise TesseraError(
                             f"{moment} of parameter '{name}' has shape {tuple(saved.shape)} instead "

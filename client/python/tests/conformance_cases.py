@@ -184,9 +184,10 @@ class Case:
     overflow: int = 0  # In which step rank 0's loss is infinite; 0: in none.
     steps: int = 4
     legs: tuple[str, ...] = ("tessera",)  # Who trains the first half of the steps, and who goes on.
-    through: str = "state_dict"  # How the one gives the other what it has.
+    through: str = "state_dict"  # How one gives another what it has: that, or "checkpoint",
+    #                            "load_model" (the model by DCP), "dcp" or "flat dcp" (all by DCP).
     saves: str = ""  # The folder of a checkpoint that is made at the end.
-    loads: str = ""  # The folder of one that fewer ranks have made, after half of the steps.
+    loads: str = ""  # The folder of one that other ranks have made, after half of the steps.
     fsdp2: bool = True  # Whether FSDP2 can do that.
     exact_to: tuple[str, ...] = ()  # Whose numbers come out to the bit.
     rounding: float = 0.0  # By what a number of the order of 1 is off in low precision.
@@ -286,8 +287,9 @@ def _states():
         for legs in (("plain", "tessera"), ("tessera", "plain"), ("fsdp2", "tessera"),
                      ("tessera", "fsdp2"), ("tessera", "tessera")):
             yield case(" to ".join(legs), legs=legs)
-        yield case("fsdp2 to tessera in DCP's files", legs=("fsdp2", "tessera"), through="dcp")
-        yield case("tessera to fsdp2 in DCP's files", legs=("tessera", "fsdp2"), through="dcp")
+        yield case("fsdp2's model in DCP's files", legs=("fsdp2", "tessera"), through="load_model")
+        yield case("tessera's model in DCP's files", legs=("tessera", "fsdp2"),
+                   through="load_model")
         yield case("tessera to tessera in its files", legs=("tessera", "tessera"),
                    through="checkpoint")
         folder = f"of-two-{optimizer[0]}"
@@ -305,6 +307,33 @@ def _states():
                        optimizer=ADAMW, legs=legs)
 
 
+def _dcp():
+    """Model and optimizer in the files of torch.distributed.checkpoint."""
+    for legs in (("fsdp2", "tessera"), ("tessera", "fsdp2")):
+        name = " to ".join(legs)
+
+        def case(what, name=name, legs=legs, **others):
+            return Case("dcp", f"{name}, {what}", **{"legs": legs, "through": "dcp", **others})
+        yield case("SGD without rounding", exact_to=BOTH)
+        yield case("SGD", optimizer=SGD)
+        yield case("SGD without momentum", optimizer=("SGD", {"lr": 0.05}))
+        yield case("Adam", optimizer=ADAM)
+        yield case("frozen", optimizer=ADAMW, model=Frozen)
+        yield case("tied", optimizer=ADAMW, model=Tied, data=tokens, loss=surprise)
+        for through in ("dcp", "flat dcp"):
+            yield case(f"groups, one cycle, {through}", optimizer=ADAMW, groups=True,
+                       schedule="one cycle", through=through)
+            yield case(f"SGD, groups, {through}", optimizer=SGD, groups=True, through=through)
+        for optimizer in (SGD, ADAMW):
+            for through in ("dcp", "flat dcp"):
+                folder = f"{through}-{legs[0]}-{optimizer[0]}"
+                yield case(f"saved by 2 ranks, {optimizer[0]}, {through}", steps=2, saves=folder,
+                           optimizer=optimizer, legs=legs[:1], through=through)
+                for ranks in (3, 4):
+                    yield case(f"loaded by {ranks} ranks, {optimizer[0]}, {through}", ranks=ranks,
+                               loads=folder, optimizer=optimizer, legs=legs[1:], through=through)
+
+
 def cases() -> list[Case]:
     return [*_strategies(), *_sizes(), *_precisions(), *_accumulations(), *_clippings(),
-            *_parameters(), *_recomputations(), *_optimizers(), *_states()]
+            *_parameters(), *_recomputations(), *_optimizers(), *_states(), *_dcp()]

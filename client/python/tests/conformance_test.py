@@ -184,6 +184,9 @@ class TrainingTest(Case):
     def test_states_go_from_each_to_each_and_training_goes_on(self):
         self.check_topic("states", 32)
 
+    def test_torchs_checkpoints_of_model_and_optimizer_go_both_ways_to_any_number_of_ranks(self):
+        self.check_topic("dcp", 44)
+
 
 class GoldenTest(Case):
     """What PyTorch's FSDP once said, with the tolerances of the C++ suite: on another processor,

@@ -12,8 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict,
-    set_optimizer_state_dict)
+    StateDictOptions, get_model_state_dict, get_optimizer_state_dict, get_state_dict,
+    set_model_state_dict, set_optimizer_state_dict, set_state_dict)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -156,12 +156,27 @@ class Trainer:
         self.model.load_state_dict(model_state)
         self.optimizer.load_state_dict(optimizer_state)
 
-    def save_dcp(self, folder: str) -> None:
+    def save_model(self, folder: str) -> None:
         """The model alone, by torch.distributed.checkpoint."""
         raise NotImplementedError
 
-    def load_dcp(self, folder: str) -> None:
+    def load_model(self, folder: str) -> None:
         raise NotImplementedError
+
+    def save_dcp(self, folder: str) -> None:
+        """Model and optimizer."""
+        model, optim = get_state_dict(self.model, self.optimizer, options=self._options())
+        dcp.save({"model": model, "optim": optim}, checkpoint_id=folder)
+
+    def load_dcp(self, folder: str) -> None:
+        model, optim = get_state_dict(self.model, self.optimizer, options=self._options())
+        state = {"model": model, "optim": optim}
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"],
+                       optim_state_dict=state["optim"], options=self._options())
+
+    def _options(self):
+        return StateDictOptions(flatten_optimizer_state_dict=self.case.through == "flat dcp")
 
     def held(self) -> dict:
         return {"parameters": _copies(self.model_state()), "optimizer": self.named_optimizer_state()}
@@ -279,10 +294,10 @@ class Fsdp2(Trainer):
         set_optimizer_state_dict(self.model, self.optimizer,
                                  get_optimizer_state_dict(model, optimizer), options=_WHOLE)
 
-    def save_dcp(self, folder):
+    def save_model(self, folder):
         dcp.save(self.model.state_dict(), checkpoint_id=folder)  # Each rank's rows.
 
-    def load_dcp(self, folder):
+    def load_model(self, folder):
         state = self.model.state_dict()
         dcp.load(state, checkpoint_id=folder)
         self.model.load_state_dict(state)
@@ -319,10 +334,10 @@ class Tessera(Trainer):
     def optimizer_state(self):
         return self.optimizer.state_dict()
 
-    def save_dcp(self, folder):
+    def save_model(self, folder):
         dcp.save(self.model.state_dict(), checkpoint_id=folder)  # Whole tensors.
 
-    def load_dcp(self, folder):
+    def load_model(self, folder):
         tessera.load_model(self.model, folder)
 
     def close(self):
@@ -347,26 +362,40 @@ def train(case: Case, rank: int, folder: pathlib.Path) -> dict:
     return found
 
 
-def _run(kind, case: Case, ranks, halves, folder, before=None) -> dict:
-    """before: the trainer that has trained until now."""
+def _save(case: Case, trainer: Trainer, path: str) -> None:
+    if "dcp" in case.through:
+        trainer.save_dcp(path)
+    else:
+        tessera.save(trainer.model, path)
+
+
+def _load(case: Case, trainer: Trainer, path: str) -> None:
+    if "dcp" in case.through:
+        trainer.load_dcp(path)
+    else:
+        tessera.load(trainer.model, path)
+
+
+def _run(kind, case: Case, ranks, halves, folder, before=None, is_ours=False) -> dict:
+    """before: the trainer that has trained until now. is_ours: it is what the case is about."""
     trainer = kind(case, ranks)
     try:
-        if case.loads and kind is Tessera:
-            tessera.load(trainer.model, folder / case.loads)
+        if case.loads and is_ours:
+            _load(case, trainer, str(folder / case.loads))
         moved = _move(case, before, trainer, folder) if before is not None else None
         for steps in halves:
             trainer.train(steps)
-        if case.saves and kind is Tessera:
-            tessera.save(trainer.model, folder / case.saves)
+        if case.saves and is_ours:
+            _save(case, trainer, str(folder / case.saves))
         return trainer.result() | ({"moved": moved} if moved else {})
     finally:
         trainer.close()
 
 
 def _run_legs(case: Case, rank: int, halves, folder) -> dict:
-    if len(case.legs) == 1:
-        return _run(Tessera, case, [rank], halves, folder)
     first = _TRAINERS[case.legs[0]]
+    if len(case.legs) == 1:
+        return _run(first, case, [rank], halves, folder, is_ours=True)
     # A plain module that is one of the legs trains on all data on each rank.
     everyone = range(case.ranks)
     before = first(case, everyone if first is Plain else [rank])
@@ -381,17 +410,17 @@ def _run_legs(case: Case, rank: int, halves, folder) -> dict:
 def _move(case: Case, giver: Trainer, taker: Trainer, folder: pathlib.Path) -> list[dict]:
     """The taker goes on from what the giver has. Returns what both have then."""
     path = str(folder / f"{case.through} {case.name}")
-    if case.through == "checkpoint":
-        tessera.save(giver.model, path)
-        tessera.load(taker.model, path)
+    if case.through == "checkpoint" or "dcp" in case.through:
+        _save(case, giver, path)
+        _load(case, taker, path)
     else:
         taker.load(giver.model_state(), giver.optimizer_state())
-        if case.through == "dcp":
-            giver.save_dcp(path)
+        if case.through == "load_model":
+            giver.save_model(path)
             with torch.no_grad():
                 taker.load({name: torch.zeros_like(value) for name, value in
                             giver.model_state().items()}, giver.optimizer_state())
-            taker.load_dcp(path)
+            taker.load_model(path)
     if taker.scheduler:
         taker.scheduler.load_state_dict(giver.scheduler.state_dict())
     return [giver.held(), taker.held()]

@@ -134,11 +134,7 @@ class StateOfLoad final : public StateWriter {
            const ConstValues& values) override {
     const absl::Span<const float> from = values;
     std::vector<float>* const to = Of(array, segment);
-    if (from.data() != to->data())
-      std::copy(from.begin(), from.end(), to->begin() + begin_elements);
-  }
-  Values Room(StateArray array, const ShardSegment& segment) override {
-    return absl::MakeSpan(*Of(array, segment));
+    std::copy(from.begin(), from.end(), to->begin() + begin_elements);
   }
   void Clear(StateArray array, const ShardSegment& segment) override {
     Of(array, segment)->assign(segment.numel, 0);

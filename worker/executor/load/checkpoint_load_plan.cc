@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "checkpoint/manifest/name_selection.h"
+#include "layout/name_selection.h"
 #include "worker/executor/save/checkpoint_plan.h"
 
 namespace tessera {

@@ -18,10 +18,6 @@ class FakeStateWriter final : public StateWriter {
   void Set(StateArray array, const ShardSegment& segment, int64_t, const ConstValues&) override {
     told_(array, segment);
   }
-  Values Room(StateArray, const ShardSegment& segment) override {
-    ADD_FAILURE();
-    return {nullptr, 0, segment.dtype};
-  }
   void Clear(StateArray array, const ShardSegment& segment) override { told_(array, segment); }
   void Keep(StateArray, const ShardSegment&) override { ADD_FAILURE(); }
 

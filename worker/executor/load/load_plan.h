@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/manifest/name_selection.h"
 #include "checkpoint/safetensors/tensor_table.h"
 #include "layout/model_layout.h"
+#include "layout/name_selection.h"
 
 namespace tessera {
 

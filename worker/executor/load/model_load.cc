@@ -60,13 +60,6 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
     RETURN_IF_ERROR(FaultPoint("load.read"));
     // Between slices, so that an epoch that ends does not wait for a whole file.
     if (stopped.load()) return absl::AbortedError("the epoch ended");
-    // Each slice would read the same compressed or scattered bytes again, so it is read at once.
-    if (!source.model->reads_small_slices_well()) {
-      const Values room = state->Room(StateArray::kParameter, segment);
-      RETURN_IF_ERROR(source.model->ReadSlice(tensor, segment.parameter_begin_elements, room));
-      state->Set(StateArray::kParameter, segment, 0, room);
-      continue;
-    }
     // In pieces that stay in a core's cache between the read and the two stores (docs/adr/0054).
     const int64_t most = kPieceOfLoadBytes / SizeBytes(segment.dtype);
     for (int64_t begin = 0; begin < segment.numel; begin += most) {

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/manifest/name_selection.h"
+#include "layout/name_selection.h"
 #include "tessera/live_reader.h"
 #include "tessera/torch/libtorch.h"
 

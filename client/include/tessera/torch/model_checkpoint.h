@@ -94,13 +94,6 @@ absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const
 absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(
     ShardedModel* model, ShardOptimizer* own, const std::string& path,
     const LoadModelCheckpointOptions& options = {});
-// Loads a folder of DCP's, as LoadOptimizerState of stored_model.h does, followed by TakeOptimState.
-// Ids in the folder count the optimizer's own param groups, which must be as large there, and in
-// each the parameters in the order of the root module's parameters(), unless options say otherwise.
-// Returns the folder's numbers by the job's param groups; those of `own` stay.
-absl::StatusOr<std::vector<HyperParameters>> LoadOptimizerState(
-    ShardedModel* model, ShardOptimizer* own, const std::string& folder,
-    const LoadOptimizerOptions& options = {});
 // `own` outlives the session.
 void OnModelSaveRequest(
     ShardedModel* model, ShardOptimizer* own,

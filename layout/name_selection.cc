@@ -1,4 +1,4 @@
-#include "checkpoint/manifest/name_selection.h"
+#include "layout/name_selection.h"
 
 #include <algorithm>
 #include <cstddef>

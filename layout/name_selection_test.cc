@@ -1,4 +1,4 @@
-#include "checkpoint/manifest/name_selection.h"
+#include "layout/name_selection.h"
 
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"

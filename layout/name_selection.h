@@ -9,8 +9,8 @@
 //   model.encoder.weight        encoder.weight      is loaded
 //   lm_head.weight              head.weight         left out: the parameter stays as it is
 //   optimizer.state             optimizer.state     left out: it is not unexpected either
-#ifndef TESSERA_CHECKPOINT_MANIFEST_NAME_SELECTION_H_
-#define TESSERA_CHECKPOINT_MANIFEST_NAME_SELECTION_H_
+#ifndef TESSERA_LAYOUT_NAME_SELECTION_H_
+#define TESSERA_LAYOUT_NAME_SELECTION_H_
 
 #include <map>
 #include <string>
@@ -53,4 +53,4 @@ absl::StatusOr<std::map<std::string, std::string>> NamesInModel(
 
 }  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_MANIFEST_NAME_SELECTION_H_
+#endif  // TESSERA_LAYOUT_NAME_SELECTION_H_
