@@ -36,9 +36,8 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
     if (there.ok() && there->has_value()) found.push_back(name);
   }
   if (found.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder, " holds no model: neither ", kModelIndexName, " nor ",
-                     kSingleFileName));
+    return absl::InvalidArgumentError(absl::StrCat(folder, " holds no model: neither ",
+                                                   kModelIndexName, " nor ", kSingleFileName));
   }
   // Which one is meant cannot be guessed: readers of other programs would differ.
   if (found.size() > 1) {
@@ -47,7 +46,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
   }
   if (found[0] == kDcpMetadataName) {
     return absl::UnimplementedError(absl::StrCat(
-        folder, " is of PyTorch's Distributed Checkpoint: load it in Python by ",
+        folder, " is of PyTorch's Distributed Checkpoint: load it from a file system in Python by ",
         "tessera.load_model, or convert it to safetensors by PyTorch's dcp_to_torch_save and ",
         "safetensors' save_file (docs/formats/stored_models.md)"));
   }

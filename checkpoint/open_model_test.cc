@@ -102,9 +102,9 @@ TEST_F(OpenModelTest, FolderOfPyTorchsDistributedCheckpointIsRefusedWithWhatRead
                        AllOf(HasSubstr(folder_), HasSubstr("in Python by tessera.load_model"),
                              HasSubstr("dcp_to_torch_save"))));
   WriteFile(kSingleFileName, {"a"}, 5);
-  EXPECT_THAT(OpenModel(folder_), StatusIs(absl::StatusCode::kInvalidArgument,
-                                           AllOf(HasSubstr("more than one model"),
-                                                 HasSubstr(".metadata"))));
+  EXPECT_THAT(OpenModel(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("more than one model"), HasSubstr(".metadata"))));
 }
 
 TEST_F(OpenModelTest, IndexWhoseFilesAreNotAsItSaysIsRefusedByName) {
