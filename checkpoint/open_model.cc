@@ -47,8 +47,8 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
   if (found[0] == kDcpMetadataName) {
     return absl::UnimplementedError(absl::StrCat(
         folder, " is of PyTorch's Distributed Checkpoint: load it in Python by ",
-        "tessera.load_model, or convert it to safetensors by PyTorch's dcp_to_torch_save and ",
-        "safetensors' save_file (docs/formats/stored_models.md)"));
+        "tessera.load_model, from a file system, or convert it to safetensors by PyTorch's ",
+        "dcp_to_torch_save and safetensors' save_file (docs/formats/stored_models.md)"));
   }
   const std::string path = absl::StrCat(folder, "/", found[0]);
   return found[0] == kModelIndexName ? Open<IndexedModel>(path) : Open<ModelReader>(path);

@@ -161,6 +161,7 @@ def load_model(sharded, path: str, strict: bool) -> dict | None:
     """What checkpoint.load_model() returns; None where the folder is not DCP's. Collective, on all
     ranks or on none. Each rank reads one parameter at a time."""
     folder = plan = refusal = None
+    path = path.removeprefix("file://")
     try:
         if is_folder(path):
             folder = _Folder(path)
