@@ -286,6 +286,7 @@ if dist.get_rank() == 0:
     torch.save(state, "expected.pt")
 """
 _CONTINUES_FROM_5 = """
+dist.init_process_group("gloo")
 model = fully_shard(Model())
 opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
 model_state, optim_state = get_state_dict(model, opt)
@@ -293,12 +294,19 @@ state = {"model": model_state, "optim": optim_state}
 dcp.load(state, checkpoint_id="checkpoint-5")
 set_state_dict(model, opt, model_state_dict=state["model"], optim_state_dict=state["optim"])
 assert {int(entry["step"]) for entry in opt.state.values()} == {5}
+dist.destroy_process_group()
 """
 _CONVERTS = """
 import json
 import torch.distributed.checkpoint.format_utils
 import safetensors.torch
 """
+
+
+def _before_end(program, added):
+    *most, end = program.splitlines(keepends=True)
+    assert end == "dist.destroy_process_group()\n", end
+    return "".join(most) + added + end
 
 
 class GuideTest(unittest.TestCase):
@@ -312,12 +320,11 @@ class GuideTest(unittest.TestCase):
         self.assertEqual(set(programs), {"fsdp2", "tessera", "convert"})
         torchs = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         with tempfile.TemporaryDirectory(prefix="tessera-test-") as folder:
-            self.run_program(folder, torchs, programs["fsdp2"] + _GOES_ON + _SAVES)
+            self.run_program(folder, torchs, _before_end(programs["fsdp2"], _GOES_ON + _SAVES))
             said = self.run_program(folder, ["tessera.run", "-n", "3"],
-                                    programs["tessera"] + _CHECKS, TEST_SEED="2")
+                                    _before_end(programs["tessera"], _CHECKS), TEST_SEED="2")
             self.assertEqual(said.count("alike 6"), 3, said)
-            said = self.run_program(folder, torchs, 'dist.init_process_group("gloo")' +
-                                    _CONTINUES_FROM_5 + _CHECKS)
+            said = self.run_program(folder, torchs, _before_end(_CONTINUES_FROM_5, _CHECKS))
             self.assertEqual(said.count("alike 6"), 2, said)
             if importlib.util.find_spec("safetensors"):
                 self.run_program(folder, [], _CONVERTS + programs["convert"] + """

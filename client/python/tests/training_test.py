@@ -646,7 +646,12 @@ class StateTest(Case):
         plain, sharded = self.pair()
         theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
         ours = tessera.AdamW(sharded, lr=1.0)
-        self.assertEqual(get_state_dict(sharded, ours)[1]["state"], {})
+        # What dcp.load() reads into.
+        for name, entry in get_state_dict(sharded, ours)[1]["state"].items():
+            self.assertEqual(set(entry), {"exp_avg", "exp_avg_sq", "step"}, name)
+            self.assertFalse(any(value.any() for value in entry.values()), name)
+        self.assertEqual(len(get_state_dict(sharded, ours)[1]["state"]),
+                         len(list(sharded.parameters())))
         self.assertEqual(sharded.tessera.next_step, 1)
         self.step(plain, theirs)
         theirs.zero_grad()
