@@ -144,7 +144,6 @@ TEST_F(MiscTest, ParamGroupsTrainAsThoseOfThePlainOptimizer) {
       options.config.groups[0].epsilon = 1e-3;  // As in EveryStrategyTest.
       options.config.groups.resize(3, options.config.groups[0]);
       for (const auto& item : training.make()->named_parameters()) {
-        if (item.key() == "output_weight") continue;  // As the embedding.
         if (absl::EndsWith(item.key(), "weight"))
           options.config.groups[1].parameter_names.push_back(item.key());
         if (absl::EndsWith(item.key(), "bias"))
