@@ -7,7 +7,7 @@
 // Nothing is held, copied or written to disk: no step of the job is decided while its hand-over is
 // pending. What is read after the end of a hand-over has no meaning, but it cannot be taken for the
 // state either, since the hand-over can no longer be accepted. A second thread watches, as in
-// LiveRead. At most LiveLine::kMaxQueued pieces per worker are buffered. Use once, by one thread.
+// LiveRead. At most WorkerLine::kMaxQueued pieces per worker are buffered. Use once, by one thread.
 #ifndef TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_READER_H_
 #define TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_READER_H_
 

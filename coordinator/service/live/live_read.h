@@ -8,7 +8,7 @@
 // Step 3 then tells the client where to fetch, and waits until it has done so.
 //
 // Steps 1 and 2 are tried a few times. A second thread watches: it ends the read when the job is
-// deleted, or when the client has read nothing for a while. At most LiveLine::kMaxQueued pieces per
+// deleted, or when the client has read nothing for a while. At most WorkerLine::kMaxQueued pieces per
 // worker are buffered here, in addition to gRPC's windows. Use once, by one thread.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READ_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READ_H_

@@ -6,7 +6,7 @@
 //   3. all workers have everything ──► offer it to all ──► the outcome: put_verdict.h
 //
 // A second thread watches: it ends the put when the job is deleted, or when the client has sent
-// nothing for a while. At most one piece of the client, and PutLine::kMaxQueued pieces per
+// nothing for a while. At most one piece of the client, and WorkerLine::kMaxQueued pieces per
 // worker, are buffered here, in addition to gRPC's windows. Use once, by one thread.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_WRITER_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_WRITER_H_
