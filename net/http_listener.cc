@@ -121,7 +121,7 @@ class Server : public httplib::Server {
     fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
     SslContext context;
     if (!tls_.empty()) {
-      // Read anew for each connection, so that renewed files come into use.
+      // Read again for each connection, so that renewed files come into use.
       absl::StatusOr<SslContext> made = MakeServerContext(tls_);
       if (!made.ok()) {
         TESSERA_LOG(WARNING, "no HTTP connection: {}", std::string(made.status().message()));

@@ -47,7 +47,7 @@ class HttpListener {
   // `pages` by path, as "/metrics". Other paths are 404, other methods than GET and HEAD 405. On a
   // loopback address, a request that names another host than this machine is refused (421): a page
   // of a stranger that has its name resolve to this machine.
-  // Errors: InvalidArgument     a malformed address, a Unix socket, a TLS file that is none
+  // Errors: InvalidArgument     a malformed address, a Unix socket, a file without the TLS key or certificate
   //         FailedPrecondition  an address of the network, without TLS and not permitted
   //         as DiagnoseListenFailure; NotFound, PermissionDenied  a TLS file cannot be read
   //         ResourceExhausted   there can be no more threads

@@ -231,7 +231,7 @@ def violations(path, text):
 
 
 def without(found, exceptions):
-    """Returns the Violations that are no exceptions, and the exceptions that are no violations."""
+    """Returns the violations that are not excepted, and the exceptions that except nothing."""
     keys = {violation.key for violation in found}
     return ([violation for violation in found if violation.key not in exceptions],
             sorted(key for key in exceptions if key not in keys))

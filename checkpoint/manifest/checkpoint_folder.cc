@@ -105,7 +105,7 @@ std::optional<EntryInfo> LookAt(Storage* storage, const std::string& path, Links
 constexpr absl::Duration kEmptyForGood = absl::Hours(1);
 
 // What a crash left of a job's checkpoint that was being removed, or was not published; and folders
-// of whomever that have been empty since long before `now`, which is the storage's time.
+// of any job that have been empty since long before `now`, which is the storage's time.
 void RemoveLeftovers(Storage* storage, const std::string& folder, const std::string& job_id,
                      absl::Time now) {
   const absl::StatusOr<std::vector<std::string>> names = storage->List(folder);

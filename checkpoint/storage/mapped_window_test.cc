@@ -138,7 +138,7 @@ TEST_F(MappedWindowTest, FileReadInPiecesGivesAllOfThemInOrderMappedOrNot) {
       std::string got;
       bool last = false;
       ASSERT_OK(file->ReadInPieces(at, size, room_.get(), [&](absl::Span<const char> piece) {
-        EXPECT_FALSE(last) << "a piece behind one that is none";
+        EXPECT_FALSE(last) << "a piece after one of an odd size";
         last = piece.size() % ReadableFile::kPieceMultipleBytes != 0;
         got.append(piece.data(), piece.size());
       }));

@@ -150,7 +150,7 @@ absl::StatusOr<std::vector<Wanted>> WantedBy(const Flags& flags) {
 
 absl::Status Run(const Flags& flags, const Console& console) {
   ASSIGN_OR_RETURN(const std::vector<Wanted> wanted, WantedBy(flags));
-  // For this user alone: whoever reads ca.key can be anybody to the cluster.
+  // For this user alone: a reader of ca.key can pose as anybody to the cluster.
   if (mkdir(flags.folder.c_str(), 0700) != 0 && errno != EEXIST)
     return ErrnoStatus(errno, flags.folder);
   const Folder folder(flags.folder, console);

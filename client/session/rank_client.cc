@@ -113,7 +113,7 @@ absl::Status RankClient::Connect(absl::Time deadline) {
     return absl::UnavailableError(
         absl::StrCat("the worker gave rank ", given, " of ", options_.config.world_size));
   }
-  // Later attachments ask for this rank by number, whoever asked for any at first.
+  // Later attachments ask for this rank by number, also if the first one asked for any.
   options_.rank = given;
   KeepLease(std::move(rank.lease));
   attachment_ = rank.response.attachment();

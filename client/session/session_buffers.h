@@ -4,7 +4,7 @@
 //
 //   SessionBuffers(session).Set(0, bytes);     this rank's
 //   session->Step();                           the version that this step makes has them
-//   SessionBuffers(session).Get(0)             as they were set last, by whomever
+//   SessionBuffers(session).Get(0)             as they were set last, by any process
 //
 // A buffer that was never set reads as zeroes. A value stays until the next one is set. Buffers are
 // also set by a load of a checkpoint, by a put, and by Restore(), which a trainer calls when it takes

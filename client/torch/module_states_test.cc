@@ -156,7 +156,7 @@ TEST_F(StatesTest, ParametersOnTheMetaDeviceAreFilledInAlikeInEveryWorld) {  // 
         [&](int, Net& net) {
           MoveToMeta(net);
           for (const auto& parameter : net.parameters()) EXPECT_TRUE(parameter.is_meta());
-          EXPECT_TRUE(net.out->weight.is_meta()) << "whoever holds the tensor sees it";
+          EXPECT_TRUE(net.out->weight.is_meta()) << "every holder of the tensor sees it";
           AttachOptions attach;
           attach.initialize_meta = InitializedBy(initializer, kSeed);
           return attach;

@@ -30,7 +30,7 @@ class StateDictsKillTest : public TorchCluster, public testing::WithParamInterfa
   }
 };
 
-TEST_P(StateDictsKillTest, ParametersAreLoadedOnceOnAllRanksWhoeverDies) {
+TEST_P(StateDictsKillTest, ParametersAreLoadedOnceOnAllRanksWhicheverProcessDies) {
   OnEachRank(2, [&](Trainer& trainer) {
     Train(trainer, 1);
     StateDicts states(trainer.model.get());

@@ -236,7 +236,7 @@ TEST_F(CoordinatorPlacementTest, JobThatNeedsMoreMemoryThanAWorkerHasWaitsAndSay
 }
 
 TEST_F(CoordinatorPlacementTest, MemoryThatOtherJobsHaveIsNotFree) {
-  const int64_t of_two = Spec(2, 1 << 20)->processor_memory.BytesOf(2);
+  const int64_t of_two = Spec(2, 1 << 20)->cpu_host_memory.BytesOf(2);
   Register("a", 4, 1, of_two * 3 / 2);
   Create("first", 2, 1 << 20);
   EXPECT_EQ(WorkerOf("first"), "a");
@@ -251,7 +251,7 @@ TEST_F(CoordinatorPlacementTest, MemoryThatOtherJobsHaveIsNotFree) {
 }
 
 TEST_F(CoordinatorPlacementTest, WorkerWithMoreDevicesThanMemoryGetsAsManyRanksAsFit) {
-  const HostMemory need = Spec(4, 1 << 20)->processor_memory;
+  const HostMemory need = Spec(4, 1 << 20)->cpu_host_memory;
   Member member;
   member.incarnation = Incarnation(1);
   member.num_devices = 4;

@@ -185,7 +185,7 @@ TEST_F(CoordinatorSavesTest, RequestIdIsUsedOnceAlsoAfterARestart) {
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("save 1 to '/a'")));
 }
 
-TEST_F(CoordinatorSavesTest, RequestSurvivesARestartAndGoesToWhoeverConnects) {
+TEST_F(CoordinatorSavesTest, RequestSurvivesARestartAndGoesToEachWorkerThatConnects) {
   ASSERT_OK(Request("a", "/a"));
   Restart();
   ASSERT_OK(Run([&](Effects* e) { return core_.Connect(kWorker, now_, e); }));

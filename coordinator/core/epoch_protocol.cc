@@ -21,7 +21,7 @@ bool NeedsNoLess(const HostMemory& a, const HostMemory& b) {
 
 // For jobs that need the same devices: a worker without memory for `b` has none for `a` either.
 bool NeedsNoLess(const JobSpec& a, const JobSpec& b) {
-  return NeedsNoLess(a.processor_memory, b.processor_memory) &&
+  return NeedsNoLess(a.cpu_host_memory, b.cpu_host_memory) &&
          NeedsNoLess(a.gpu_host_memory, b.gpu_host_memory);
 }
 

@@ -36,7 +36,7 @@ PlacementRequest JobPlacer::RequestFor(const JobId& id, const Job& job) const {
   request.world_size = job.spec->config.world_size;
   request.rule = state_.options.placement;
   request.ranks_per_worker = job.spec->config.shard_group_size;
-  request.processor_memory = job.spec->processor_memory;
+  request.cpu_host_memory = job.spec->cpu_host_memory;
   request.gpu_host_memory = job.spec->gpu_host_memory;
   request.claimed = state_.durable().ClaimedByOthers(id);
   // An orphan will continue on its devices, so they are reserved for it.

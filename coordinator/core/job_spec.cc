@@ -68,7 +68,7 @@ absl::StatusOr<ModelLayout> CheckAndLayOut(const JobSpec& spec) {
 absl::Status SetMemoryNeedsOf(const ModelLayout& layout, JobSpec* spec) {
   ASSIGN_OR_RETURN(const JobMemory memory, JobMemory::Create(layout, spec->config));
   // Which of the two counts depends on the worker that gets the ranks, so both are kept.
-  spec->processor_memory = memory.host_memory(/*parameters_on_host=*/true, /*state_on_host=*/true);
+  spec->cpu_host_memory = memory.host_memory(/*parameters_on_host=*/true, /*state_on_host=*/true);
   spec->gpu_host_memory =
       memory.host_memory(/*parameters_on_host=*/false, spec->config.cpu_offload);
   return absl::OkStatus();

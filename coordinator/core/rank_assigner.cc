@@ -18,7 +18,7 @@ int64_t FreeBytes(const WorkerId& worker, const Member& member, const PlacementR
 }
 
 const HostMemory& NeedOn(const Member& member, const PlacementRequest& request) {
-  return member.device.empty() ? request.processor_memory : request.gpu_host_memory;
+  return member.device.empty() ? request.cpu_host_memory : request.gpu_host_memory;
 }
 
 // How many of the job's ranks the worker has memory for.
@@ -204,7 +204,7 @@ void Claims::Add(const JobSpec& spec, const std::vector<DeviceId>& places,
   for (const auto& [worker, count] : num_ranks) {
     const Member* member = members.Find(worker);
     const bool on_gpu = member != nullptr && !member->device.empty();
-    bytes[worker] += (on_gpu ? spec.gpu_host_memory : spec.processor_memory).BytesOf(count);
+    bytes[worker] += (on_gpu ? spec.gpu_host_memory : spec.cpu_host_memory).BytesOf(count);
   }
 }
 

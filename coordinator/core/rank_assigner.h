@@ -53,9 +53,9 @@ struct PlacementRequest {
   PlacementRule rule = PlacementRule::kOneWorkerFirst;
   // Not 0: exactly this many ranks on each of world_size / ranks_per_worker workers.
   int32_t ranks_per_worker = 0;
-  HostMemory processor_memory, gpu_host_memory;  // As JobSpec's.
-  Claims claimed;                                // By other jobs.
-  std::set<WorkerId> avoided;                    // Workers that failed to do their part.
+  HostMemory cpu_host_memory, gpu_host_memory;  // As JobSpec's.
+  Claims claimed;                               // By other jobs.
+  std::set<WorkerId> avoided;                   // Workers that failed to do their part.
   std::vector<RankPlacement> previous;  // Where the ranks were: empty, or one for each rank.
 };
 

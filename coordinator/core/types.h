@@ -25,7 +25,7 @@ struct JobSpec {
   int32_t submitting_rank = -1;  // Who created the job; -1: not a rank.
   uint64_t layout_digest = 0;
   // On a worker whose ranks are in host memory, and on one whose ranks are on a GPU.
-  HostMemory processor_memory, gpu_host_memory;
+  HostMemory cpu_host_memory, gpu_host_memory;
 };
 using JobSpecPtr = std::shared_ptr<const JobSpec>;
 

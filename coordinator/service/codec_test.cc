@@ -256,8 +256,8 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   EXPECT_EQ(spec_back.owner, "uid:7");
   EXPECT_OK(CompareModels(spec->model, "a", spec_back.spec->model, "b"));
   EXPECT_EQ(spec_back.spec->layout_digest, spec->layout_digest);
-  EXPECT_GT(spec->processor_memory.rank_bytes, 0);
-  EXPECT_EQ(spec_back.spec->processor_memory.BytesOf(3), spec->processor_memory.BytesOf(3));
+  EXPECT_GT(spec->cpu_host_memory.rank_bytes, 0);
+  EXPECT_EQ(spec_back.spec->cpu_host_memory.BytesOf(3), spec->cpu_host_memory.BytesOf(3));
   EXPECT_EQ(spec_back.spec->gpu_host_memory.BytesOf(3), spec->gpu_host_memory.BytesOf(3));
   ExpectEqual(RoundTrip(JobStatusRecord{JobId("gpt"), FullStatus()}).status, FullStatus());
   EXPECT_EQ(RoundTrip(JobStepRecord{JobId("gpt"), Step(5)}).committed_step, Step(5));

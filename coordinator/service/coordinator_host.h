@@ -1,4 +1,4 @@
-// Runs the core in a process: one lock, the journal, the workers' outboxes, whoever waits, and a
+// Runs the core in a process: one lock, the journal, the workers' outboxes, calls that wait, and a
 // ticker. Knows nothing of gRPC.
 //
 //   event ─► core handler ─► journal ─► Accept ─► outboxes, watchers        all under one lock

@@ -88,7 +88,7 @@ TEST(ServerOptionsTest, JournalThatCannotBeOpenedIsNamed) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'/tmp': is a folder")));
 }
 
-TEST(ServerOptionsTest, HealthAnswersWhoeverAsks) {
+TEST(ServerOptionsTest, HealthAnswersEveryCaller) {
   ASSERT_OK_AND_ASSIGN(const auto server, CoordinatorServer::Start(AnyPort()));
   const auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server->port()),
                                            grpc::InsecureChannelCredentials());

@@ -517,7 +517,7 @@ TEST_F(ServerTest, RankThatTheOthersWaitForIsAnEventAndItsEpochEndsWithThatReaso
     EXPECT_EQ(worker->Await(Command::kPrepare).prepare().reason(), missing.text());
 }
 
-TEST_F(ServerTest, StopEndsWhoeverWaits) {
+TEST_F(ServerTest, StopEndsCallsThatWait) {
   StartTwoRanks();
   grpc::ClientContext context;
   v1::WatchJobRequest request;

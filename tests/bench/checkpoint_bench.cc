@@ -370,7 +370,7 @@ std::vector<Row> Judge(int size, const TeamResult& result) {
         series[kStall], series[kCopy], Better::kLower, 0.02, 1.2);
   ratio("G13", "the same / median step that computes a batch", series[kStallOfComputing],
         series[kMedianOfComputing], Better::kLower, 0.02, 0.02);
-  ratio("G13", "slowest such step beside the save / median one without",
+  ratio("G13", "slowest such step during the save / median one without",
         series[kSlowestBesideComputing], series[kMedianOfComputing], Better::kLower, 1.1, 1.1);
   ratio("G13", "slowest such step beside a plain write with O_DIRECT / median one without",
         series[kSlowestBesideWriting], series[kMedianOfComputing], Better::kNeither, 0, 0);
@@ -378,7 +378,7 @@ std::vector<Row> Judge(int size, const TeamResult& result) {
         series[kMedianOfComputing], Better::kNeither, 0, 0);
   ratio("G13", "what training waits for it / median step that computes nothing", series[kStall],
         series[kMedian], Better::kNeither, 0, 0);
-  ratio("G13", "slowest such step beside the save / median one without", series[kSlowestBeside],
+  ratio("G13", "slowest such step during the save / median one without", series[kSlowestBeside],
         series[kMedian], Better::kNeither, 0, 0);
   ratio("G13", "slowest such step without a save / median one", series[kSlowest], series[kMedian],
         Better::kNeither, 0, 0);

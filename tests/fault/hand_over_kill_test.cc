@@ -164,7 +164,7 @@ TEST_F(HandOverKillTest, OldTrainersLearnTheEndFromACoordinatorThatStartedAgain)
   ExpectOldTrainersEnded();
 }
 
-TEST_F(HandOverKillTest, JobOfTwoWorkersGoesOnOnAnotherOneWhoeverDies) {
+TEST_F(HandOverKillTest, JobOfTwoWorkersGoesOnOnAnotherOneWhicheverProcessDies) {
   ASSERT_FALSE(UndisturbedModel().empty());
   split_ = true;
   trainer_flags_ = {absl::StrCat("--hand-over-at=", kSteps / 3)};

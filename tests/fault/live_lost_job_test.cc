@@ -24,7 +24,7 @@ using testing_support::StallingProxy;
 using LiveLostJobTest = LiveCluster;
 
 // None of them has to wait: those that do would for a day.
-TEST_F(LiveLostJobTest, EndsPutsAndSavesThatWaitAndIsNamedToWhoeverComesLater) {
+TEST_F(LiveLostJobTest, EndsPutsAndSavesThatWaitAndIsNamedToLaterCallers) {
   ASSERT_NO_FATAL_FAILURE(StartJob(kFewElements));
   const std::string path = Path("put.safetensors"), checkpoint = Path("checkpoint");
   (void)WriteBig(path, "put");

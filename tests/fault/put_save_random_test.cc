@@ -234,7 +234,7 @@ class PutSaveRandomTest : public testing::Test {
         states[{step, num_puts}] = StateOf(&reference);
       }
     }
-    EXPECT_EQ(num_puts, puts_.size()) << "a put behind a step that was never taken";
+    EXPECT_EQ(num_puts, puts_.size()) << "a put after a step that was never taken";
     return states;
   }
   int64_t PutsUpTo(int64_t step) const {

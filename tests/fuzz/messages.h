@@ -15,7 +15,7 @@ class Messages {
  public:
   explicit Messages(absl::string_view bytes)
       : stream_(bytes.data(), static_cast<int>(bytes.size())) {
-    google::protobuf::SetLogHandler(nullptr);  // It has a line for each text that is none.
+    google::protobuf::SetLogHandler(nullptr);  // It has a line for each text that is not a message.
   }
 
   // False: none is left, or the bytes are not such a message.

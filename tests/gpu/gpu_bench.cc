@@ -19,7 +19,7 @@ constexpr double kScale = 0.5;
 constexpr double kBytesAim = 0.9;  // Of the device's own copy.
 constexpr char kCopy[] = "copy within the device";
 constexpr char kRecord[] = "record of an event, which is the least stall";
-constexpr char kCopyOut[] = "device to pinned memory of the host";
+constexpr char kCopyOut[] = "device to pinned host memory";
 
 double SteadySeconds() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -163,7 +163,7 @@ class GpuBench {
                            stats_.data_as<host::GradientStats>());
     });
     // Over the bus to the host each byte goes once.
-    add_rate("pinned memory of the host to the device", bytes_, false, [=] {
+    add_rate("pinned host memory to the device", bytes_, false, [=] {
       return api_->MemcpyAsync(Address(p), Address(pinned_.data()), bytes_, stream);
     });
     add_rate(kCopyOut, bytes_, false, [=] {

@@ -1,4 +1,4 @@
-// How cuBLAS is found and called, over the fake driver and a library that is none.
+// How cuBLAS is found and called, over the fake driver and a fake library.
 #include "tests/gpu/machine_libraries.h"
 
 #include <dlfcn.h>

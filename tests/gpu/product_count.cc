@@ -48,7 +48,7 @@ int64_t NextCount(const std::vector<Try>& tries, double wanted) {
 absl::StatusOr<int64_t> CountThatTakes(double seconds, const MeasureProducts& measure) {
   if (!(seconds > 0) || !std::isfinite(seconds)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("products that take ", seconds, " s: that is no time"));
+        absl::StrCat("products that take ", seconds, " s: it has to be above 0, and finite"));
   }
   std::vector<Try> tries;
   Try best = {0, 0};

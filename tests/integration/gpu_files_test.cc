@@ -244,7 +244,7 @@ TEST_P(GpuFilesTest, RankWithoutMemoryForItsImageIsTheOutcomeOfAllAndTrainingGoe
   const auto expect_refused = [](const std::vector<absl::Status>& statuses) {
     const auto refused =
         StatusIs(absl::StatusCode::kResourceExhausted,
-                 testing::ContainsRegex("rank [01]: no memory of the host for [0-9]+ bytes"));
+                 testing::ContainsRegex("rank [01]: no host memory for [0-9]+ bytes"));
     EXPECT_THAT(statuses, testing::ElementsAre(refused, refused));
     EXPECT_EQ(statuses[0], statuses[1]);
   };
@@ -283,8 +283,7 @@ TEST_P(GpuFilesTest, RankWithoutMemoryForItsImageIsTheOutcomeOfAllAndTrainingGoe
       Path("now.safetensors"), [&] { EXPECT_OK(Train(&team, team.session(0)->next_step())); });
   EXPECT_NE(put.result.exit_code, 0);
   EXPECT_FALSE(put.applied);
-  EXPECT_THAT(put.result.err,
-              testing::ContainsRegex("rank [01]: no memory of the host for [0-9]+"));
+  EXPECT_THAT(put.result.err, testing::ContainsRegex("rank [01]: no host memory for [0-9]+"));
   EXPECT_EQ(epoch(), first_epoch) << "no operation ended it";
   EXPECT_THAT(load(), testing::Each(IsOk()));
   EXPECT_TRUE(StateOf(&team) == saved);

@@ -1,4 +1,4 @@
-// Ordinary modules that are set from a job that trains: by a client that is none of its trainers.
+// Ordinary modules that are set from a job that trains: by a client outside the job.
 #include "tessera/torch/live_module.h"
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A GPU of this process that is none: FakeCudaApi, and loops of the host for kernels. Memory that
+// An in-process fake GPU: FakeCudaApi, and loops of the host for kernels. Memory that
 // one process makes of it is mapped by others that have one, too.
 #ifndef TESSERA_TESTS_TESTING_FAKE_GPU_H_
 #define TESSERA_TESTS_TESTING_FAKE_GPU_H_

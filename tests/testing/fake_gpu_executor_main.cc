@@ -1,4 +1,4 @@
-// tessera-executor on a GPU that is none: see fake_gpu.h.
+// tessera-executor on an in-process fake GPU: see fake_gpu.h.
 #include "tests/testing/fake_gpu.h"
 #include "worker/executor/executor_program.h"
 

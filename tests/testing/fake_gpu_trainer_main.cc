@@ -1,4 +1,4 @@
-// Trains the toy model as one rank on a GPU that is none (fake_gpu.h) and saves it. Prints "step N"
+// Trains the toy model as one rank on an in-process fake GPU (fake_gpu.h) and saves it. Prints "step N"
 // before each step, "done" at the end. Before step --pause-at it waits until --resume-file exists.
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// A cluster of this process on a GPU that is none (fake_gpu.h), whose executors are processes, for
+// A cluster of this process on an in-process fake GPU (fake_gpu.h), whose executors are processes, for
 // tests that end them or break their device. A test fixture.
 #ifndef TESSERA_TESTS_TESTING_GPU_PROCESS_CLUSTER_H_
 #define TESSERA_TESTS_TESTING_GPU_PROCESS_CLUSTER_H_

@@ -1,4 +1,4 @@
-// tessera-executor on a GPU that is none, with an NCCL that is none either and meets nobody. Before
+// tessera-executor on an in-process fake GPU, with a fake NCCL that meets nobody. Before
 // all else on its command line:
 //
 //   --stuck-once=FOLDER   the first of all of these that finds FOLDER missing fails to join, and

@@ -20,7 +20,7 @@ absl::StatusOr<MappedParameters> MappedParameters::Map(
   std::vector<std::byte*> addresses;
   for (size_t unit = 0; unit < plan.units().size(); ++unit) {
     Buffer& slot = mapped.slots.emplace_back();
-    // Without a slot the unit's parameters lie in the region.
+    // Without a slot the unit's parameters are in the region.
     if (plan.slot(unit) >= 0) {
       // Once for each of its units, at an address of its own: autograd holds views of a unit's
       // parameters from forward to backward.

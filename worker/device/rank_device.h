@@ -64,7 +64,7 @@ class RankDevice {
   //         AlreadyExists      some of it is pinned
   virtual absl::StatusOr<Buffer> Pin(void*, int64_t /*size_bytes*/) { return Buffer(); }
 
-  // Waits until all that this process has launched on the device is done, by whomever of its
+  // Waits until all that this process has launched on the device is done, by any of its
   // threads and libraries. Errors: those of the device
   virtual absl::Status Synchronize() { return absl::OkStatus(); }
 

@@ -14,7 +14,7 @@ constexpr uint64_t kLoaded = uint64_t{1} << 63;
 // Of a slot whose bytes are some of two writes.
 constexpr uint64_t kTorn = 1;
 
-// The same bytes, by whomever.
+// The same bytes, whichever process set them.
 bool AreEqual(uint64_t a, uint64_t b) { return (a & ~kGivenWord) == (b & ~kGivenWord); }
 
 bool IsWhole(uint64_t staged) { return staged != 0 && staged % 2 == 0 && (staged & kLoaded) == 0; }

@@ -117,7 +117,7 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
   // Of the step before. Its slot is not written until the step after this one.
   const Decision& before_it = group->decisions[(step + 1) % 2];
   const bool counts_as_write = numbers.is_write && !numbers.is_trainers_step;
-  // A put is no trainer's write: `writes` is what Session::num_writes tells them.
+  // A put is not a write of a trainer: `writes` is what Session::num_writes tells them.
   const bool is_trainers_write = counts_as_write && numbers.put == 0;
   decision.writes.store(before_it.writes.load(kRelaxed) + (is_trainers_write ? 1 : 0), kRelaxed);
   decision.trained_step.store(numbers.loaded.has_value() ? numbers.loaded->step

@@ -34,8 +34,7 @@ std::string WhyVoid(const std::vector<PutVote>& votes, int without, Rank own,
                     const absl::Status& staged) {
   // Votes have numbers only. Another rank's text is not known here.
   if (const int64_t missing = votes[without].missing_bytes; missing > 0) {
-    return absl::StrCat("rank ", without, ": no memory of the host for ", missing,
-                        " bytes of the state");
+    return absl::StrCat("rank ", without, ": no host memory for ", missing, " bytes of the state");
   }
   return staged.ok() ? absl::StrCat("rank ", without, " could not read its part")
                      : absl::StrCat("rank ", own.value(), ": ", staged.message());

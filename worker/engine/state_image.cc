@@ -27,9 +27,8 @@ absl::Status StateImage::Reserve(RankKernels* kernels) {
   absl::StatusOr<Buffer> image = absl::ResourceExhaustedError("injected");
   if (FaultPoint("image.reserve").ok()) image = kernels->AllocateOnHost(size_bytes());
   if (absl::IsResourceExhausted(image.status())) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no memory of the host for ", size_bytes(),
-                     " bytes of the state: ", image.status().message()));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no host memory for ", size_bytes(), " bytes of the state: ", image.status().message()));
   }
   RETURN_IF_ERROR(image.status());
   image_ = *std::move(image);

@@ -38,7 +38,7 @@ TEST(RequestRetriesTest, WhatPassesIsTriedAgainAndWhatDoesNotIsNot) {
   EXPECT_TRUE(Retries(Answer(200, "InternalError"))) << "a success that turned out none";
   EXPECT_TRUE(Retries(Cut(true)));
   EXPECT_TRUE(Retries(Cut(true, 200))) << "a body that was cut";
-  EXPECT_FALSE(Retries(Cut(false))) << "a certificate that is none";
+  EXPECT_FALSE(Retries(Cut(false))) << "not a certificate";
   for (const int status : {200, 204, 206, 301, 400, 401, 403, 404, 412, 416, 501})
     EXPECT_FALSE(Retries(Answer(status))) << status;
   EXPECT_FALSE(Retries(Answer(403, "SignatureDoesNotMatch")));

@@ -105,7 +105,7 @@ def keys(cases):
     for name in ("", " ", "a.b", "\\u0000", "\\u00e9", "\\ud83d\\ude00", "\\ud83d", "\\ude00", "\\q", "\\u12",
                  "\t", "\n", "é", "__metadata__x", "../a", "a" * 2000):
         cases.add(f"name {name[:20]!r}", '{"%s":%s}' % (name, a), 1)
-    cases.add("a name that is no UTF-8", b'{"\xff":' + a.encode() + b"}", 1)
+    cases.add("a name that is not UTF-8", b'{"\xff":' + a.encode() + b"}", 1)
     cases.add("a name in overlong UTF-8", b'{"\xc0\xaf":' + a.encode() + b"}", 1)
     cases.add("a name with a surrogate in UTF-8", b'{"\xed\xa0\x80":' + a.encode() + b"}", 1)
     cases.add("one tensor twice, alike", '{"a":%s,"a":%s}' % (a, a), 1)

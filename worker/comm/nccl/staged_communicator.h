@@ -1,4 +1,4 @@
-// For tests: a communicator of a device, called with memory of the host. What an operation reads is
+// For tests: a communicator of a device, called with host memory. What an operation reads is
 // copied to the device before it, and what it writes is copied back after it.
 #ifndef TESSERA_WORKER_COMM_NCCL_STAGED_COMMUNICATOR_H_
 #define TESSERA_WORKER_COMM_NCCL_STAGED_COMMUNICATOR_H_

@@ -14,7 +14,7 @@ namespace {
 // Never down: an abort of an older epoch that comes late must not end a newer one.
 bool RaiseTo(std::atomic<uint32_t>* word, uint32_t value) {
   uint32_t current = word->load(std::memory_order_acquire);
-  // A failed exchange has loaded the newer value: whoever raised it farther has done this, too.
+  // A failed exchange has loaded the newer value: the process that raised it farther did this, too.
   while (current < value) {
     if (word->compare_exchange_weak(current, value, std::memory_order_acq_rel)) return true;
   }

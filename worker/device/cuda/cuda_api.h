@@ -39,7 +39,7 @@ struct CudaIpcEventHandle {
 enum class CudaAttribute : int {
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
-  // Registered memory of the host has one address for the host and this device.
+  // Registered host memory has one address for the host and this device.
   kCanUseHostPointerForRegisteredMem = 91,
   kVirtualMemoryManagementSupported = 102,
   kPosixFileDescriptorSupported = 103,

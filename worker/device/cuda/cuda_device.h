@@ -1,5 +1,5 @@
 // A GPU as a Device: its primary context, memory of it, streams and events over it, and pinned
-// memory of the host for parameters, gradients and optimizer state that are offloaded.
+// host memory for parameters, gradients and optimizer state that are offloaded.
 //
 // Failed work is not reported: check status() before publishing results. Thread-safe.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
@@ -35,7 +35,7 @@ class CudaDevice : public Device {
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream(absl::string_view name) override;
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override;
 
-  // Memory of the host that copies run from and to without a stop. As Allocate.
+  // Host memory that copies run from and to without a stop. As Allocate.
   absl::StatusOr<Buffer> AllocatePinned(int64_t size_bytes);
   // Makes such of the caller's memory, until what is returned goes. Errors: also AlreadyExists
   absl::StatusOr<Buffer> Pin(void* memory, int64_t size_bytes);

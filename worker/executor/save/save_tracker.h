@@ -1,5 +1,5 @@
 // Which checkpoint the coordinator requests from this rank, and what the coordinator is told of
-// each saved one, whoever requested it.
+// each saved one, whichever client requested it.
 //
 //   SetRequest ──► wanted(): what the rank votes with ──► Begin ──► Wrote ... ──► End
 //                                                         └── reports ──► worker ──► coordinator

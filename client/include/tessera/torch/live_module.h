@@ -1,5 +1,5 @@
 // The state of a job that trains, set in an ordinary module of another process: an evaluation or an
-// inference that is none of the trainers.
+// inference, which is not one of the trainers.
 //
 //   auto model = std::make_shared<Model>();               whole: no Sharded<> is attached
 //   LiveModule live;
