@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/steady_time.h"
 #include "coordinator/service/handler_pool.h"
 #include "proto/grpc_status.h"
@@ -43,7 +44,13 @@ void ServedCall::OnEvent(void* tag, bool ok) {
   call->refs_.load(std::memory_order_acquire);  // Sees what was done before the operation began.
   switch (static_cast<Tag*>(tag)->event) {
     case Event::kArrived:
-      if (ok) call->OnArrived();  // Else the server stops.
+      // For tests: another thread may have the event kDone before this one goes on.
+      FaultPoint("call.arrived").IgnoreError();
+      if (ok) {
+        call->OnArrived();
+      } else {
+        call->Unref();  // The server stops, and of what has not arrived there is no event kDone.
+      }
       break;
     case Event::kDone:
       call->OnDone();
@@ -62,7 +69,6 @@ void ServedCall::OnEvent(void* tag, bool ok) {
 }
 
 void ServedCall::OnArrived() {
-  Ref();  // Of the event kDone, which comes to each call that has arrived.
   // Replaces this one, so that gRPC can always hand over as many calls.
   host_->AwaitCall();
   peer_ = context_.peer();

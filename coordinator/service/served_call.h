@@ -160,7 +160,7 @@ class ServedCall {
 
   CallHost* const host_;
   std::array<Tag, 5> tags_;
-  std::atomic<int> refs_{1};
+  std::atomic<int> refs_{2};  // Of the events kArrived and kDone.
   grpc::GenericServerContext context_;
   grpc::GenericServerAsyncReaderWriter stream_{&context_};
 

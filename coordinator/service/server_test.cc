@@ -517,6 +517,27 @@ TEST_F(ServerTest, RankThatTheOthersWaitForIsAnEventAndItsEpochEndsWithThatReaso
     EXPECT_EQ(worker->Await(Command::kPrepare).prepare().reason(), missing.text());
 }
 
+// A call whose client is gone before a thread has looked at it: another thread may hear of its end
+// first.
+TEST_F(ServerTest, CallsWhoseEndIsHeardBeforeTheirArrivalHarmNothing) {
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("call.arrived", hold);
+  {
+    grpc::ClientContext context;
+    v1::WatchJobRequest request;
+    request.set_job_id("none");
+    const auto reader = jobs_->WatchJob(&context, request);  // Sends it.
+    context.TryCancel();
+    EXPECT_TRUE(absl::IsCancelled(FromGrpcStatus(reader->Finish())));
+  }
+  // They come over the same connection, after the cancellation.
+  for (int i = 0; i < 100; ++i)
+    EXPECT_THAT(GetJob("none"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
+  DisarmAllFaultPoints();
+  EXPECT_THAT(GetJob("none"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
+}
+
 TEST_F(ServerTest, StopEndsCallsThatWait) {
   StartTwoRanks();
   grpc::ClientContext context;
