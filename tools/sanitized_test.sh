@@ -8,6 +8,8 @@ for options in ASAN_OPTIONS TSAN_OPTIONS UBSAN_OPTIONS; do
   export "$options=${!options:+${!options}:}log_path=$reports/${options%_OPTIONS}"
 done
 
+TSAN_OPTIONS+=":suppressions=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/tsan_suppressions.txt"
+
 "$@"
 status=$?
 for report in "$reports"/*; do

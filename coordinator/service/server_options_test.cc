@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "base/status_matchers.h"
 #include "coordinator/service/server.h"
 #include "coordinator/service/test_worker.h"
@@ -109,13 +108,14 @@ absl::Status CallMethod(const std::shared_ptr<grpc::Channel>& channel, const std
   const grpc::ByteBuffer request(&nothing, 1);
   grpc::ByteBuffer reply;
   grpc::Status status;
-  absl::Notification done;
-  grpc::GenericStub(channel).UnaryCall(&context, name, grpc::StubOptions(), &request, &reply,
-                                       [&](grpc::Status s) {
-                                         status = std::move(s);
-                                         done.Notify();
-                                       });
-  done.WaitForNotification();
+  grpc::CompletionQueue queue;
+  const auto call =
+      grpc::GenericStub(channel).PrepareUnaryCall(&context, name, request, &queue);
+  call->StartCall();
+  call->Finish(&reply, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
   return FromGrpcStatus(status);
 }
 

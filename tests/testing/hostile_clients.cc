@@ -191,14 +191,14 @@ class HostileClients::Call {
                      const grpc::ByteBuffer& request) {
     grpc::ByteBuffer reply;
     grpc::Status status;
-    SteadyNotification done;
-    grpc::GenericStub(channel).UnaryCall(&context, absl::StrCat("/tessera.v1.", method),
-                                         grpc::StubOptions(), &request, &reply,
-                                         [&](grpc::Status s) {
-                                           status = std::move(s);
-                                           done.Notify();
-                                         });
-    done.WaitWithTimeout(absl::InfiniteDuration());
+    grpc::CompletionQueue queue;
+    const auto call = grpc::GenericStub(channel).PrepareUnaryCall(
+        &context, absl::StrCat("/tessera.v1.", method), request, &queue);
+    call->StartCall();
+    call->Finish(&reply, &status, nullptr);
+    void* tag = nullptr;
+    bool ok = false;
+    queue.Next(&tag, &ok);
     return FromGrpcStatus(status);
   }
 
