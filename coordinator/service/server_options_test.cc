@@ -109,8 +109,7 @@ absl::Status CallMethod(const std::shared_ptr<grpc::Channel>& channel, const std
   grpc::ByteBuffer reply;
   grpc::Status status;
   grpc::CompletionQueue queue;
-  const auto call =
-      grpc::GenericStub(channel).PrepareUnaryCall(&context, name, request, &queue);
+  const auto call = grpc::GenericStub(channel).PrepareUnaryCall(&context, name, request, &queue);
   call->StartCall();
   call->Finish(&reply, &status, nullptr);
   void* tag = nullptr;

@@ -28,6 +28,11 @@ def name_in_state_dict(name: str) -> str:
     return name.replace("_checkpoint_wrapped_module.", "")
 
 
+def holders(module: torch.nn.Module) -> tuple[dict, dict]:
+    """Where `module` has its own parameters and modules."""
+    return module._parameters, module._modules
+
+
 def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 
@@ -37,12 +42,13 @@ def register_state_dict_hook(module: torch.nn.Module, hook) -> None:
     module._register_state_dict_hook(hook)
 
 
+is_profiling = torch._C._autograd._profiler_enabled
 _NO_RANGE = contextlib.nullcontext()
 
 
 def profiler_range(what: str, unit: str):
     """A range of torch's profiler, or of NVTX by emit_nvtx(); nothing while nobody profiles."""
-    if not torch._C._autograd._profiler_enabled():
+    if not is_profiling():
         return _NO_RANGE
     return torch.profiler.record_function(f"tessera::{what} ({unit or 'root'})")
 
@@ -57,5 +63,10 @@ def apply(module: torch.nn.Module, *args) -> torch.nn.Module:
     return type(module)._apply(module, *args)
 
 
-# Without it torch.compile would trace hooks, which talk to other processes.
-without_compiling = torch._dynamo.disable if hasattr(torch, "_dynamo") else (lambda f: f)
+# Without these torch.compile would trace hooks, which talk to other processes. `without_compiling`
+# also holds for all that a function calls, and takes microseconds of each call. Hooks of backward go
+# without it, and call only this package and C.
+without_compiling = torch._dynamo.disable
+torch._dynamo.trace_rules.add(__package__)
+# Else code that was compiled for a module without our hooks is run for one that has them.
+torch._dynamo.config.skip_nnmodule_hook_guards = False

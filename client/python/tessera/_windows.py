@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes as C
+import functools
+import operator
 import sys
 import weakref
 
@@ -68,9 +70,12 @@ class Windows:
         self._forwards = [weakref.WeakSet() for _ in units]
         self._backward = -1  # The id of the one under way.
         self.given: list[dict[int, GivenGradient]] = [{} for _ in units]
-        self._markers: dict[int, GivenGradient] = {}
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []  # When the job was attached.
         self._known: set[int] = set()  # Parameters of the tree then.
+        # Of the tree when it was looked at last: where its modules have parameters and modules, and
+        # these.
+        self._holders: list[dict] = []
+        self._held: list = []
         self._hooks: list = []
         if units[0].module is not root:
             self._hook_module(root, -1)
@@ -90,11 +95,13 @@ class Windows:
                 else:
                     self._frozen.append((unit.names[index], parameter))
         self._known = {id(p) for p in self._root.parameters()}
+        self._note_tree()
 
     def hook_parameter(self, unit: int, index: int, parameter) -> None:
         self._hooks.append(parameter.register_hook(self._before_gradient(unit, index, parameter)))
         self._hooks.append(
-            parameter.register_post_accumulate_grad_hook(self._on_gradient(unit, index)))
+            parameter.register_post_accumulate_grad_hook(
+                self._on_gradient(unit, index, parameter)))
 
     def _hook_module(self, module, unit: int) -> None:
         self._hooks.append(module.register_forward_pre_hook(
@@ -110,8 +117,13 @@ class Windows:
         self.driver = C.c_void_p()
         self._reading.clear()
 
-    def _range(self, what: str, unit: int):
-        return private.profiler_range(what, self._units[unit].name if unit >= 0 else "root")
+    def _in_range(self, what: str, unit: int, call, *arguments) -> None:
+        """Calls call(*arguments), in a range of a profiler that runs."""
+        if not private.is_profiling():
+            call(*arguments)
+            return
+        with private.profiler_range(what, self._units[unit].name if unit >= 0 else "root"):
+            call(*arguments)
 
     def _tell_stream(self) -> None:
         if self.gpu >= 0:
@@ -134,8 +146,8 @@ class Windows:
                 self._begin_model(module)
             handle = C.c_void_p()
             self._tell_stream()  # The memory that is opened may be another unit's until then.
-            with self._range("pre_forward", unit):
-                lib.units_begin_forward(self.driver, unit, C.byref(handle))
+            self._in_range("pre_forward", unit, lib.units_begin_forward, self.driver, unit,
+                           C.byref(handle))
             forward = _Forward(self, unit, handle)
             self._stack.append((forward, module, sys.exc_info()[1]))
             if torch.is_grad_enabled() and unit >= 0:
@@ -161,22 +173,20 @@ class Windows:
                 continue
             seen.add(id(tensor))
             forward.inputs += 1
-            tensor.register_hook(self._after_forward_nodes(forward))
+            tensor.register_hook(functools.partial(self._end_node, forward))
         if forward.inputs:
             self._forwards[forward.unit].add(forward)
 
-    def _after_forward_nodes(self, forward: _Forward):
-        @private.without_compiling
-        def after(gradient):
-            del gradient
-            if not self.driver or self._backward == -1:
-                return
-            forward.left -= 1
-            if forward.left == 0:
-                self._tell_stream()
-                with self._range("post_backward", forward.unit):
-                    lib.units_end_node(self.driver, forward.handle)
-        return after
+    def _end_node(self, forward: _Forward, gradient) -> None:
+        """A gradient of an input: the forward's nodes before it are done."""
+        del gradient
+        if not self.driver or self._backward == -1:
+            return
+        forward.left -= 1
+        if forward.left == 0:
+            self._tell_stream()
+            self._in_range("post_backward", forward.unit, lib.units_end_node, self.driver,
+                           forward.handle)
 
     def _post_forward(self, unit: int):
         @private.without_compiling
@@ -193,14 +203,14 @@ class Windows:
                 self._hook_outputs(forward, output)
             ended = C.c_int()
             self._tell_stream()
-            with self._range("post_forward", unit):
-                lib.units_end_forward(self.driver, forward.handle, 0, C.byref(ended))
+            self._in_range("post_forward", unit, lib.units_end_forward, self.driver, forward.handle,
+                           0, C.byref(ended))
             if ended.value and not module.training and not torch.is_grad_enabled():
                 lib.end_forward(self._session)
         return post_forward
 
     def _hook_outputs(self, forward: _Forward, output) -> None:
-        hook = self._before_forward_nodes(forward)
+        hook = functools.partial(self._begin_node, forward)
         for tensor in _tensors.each(output):
             if not tensor.requires_grad or tensor.grad_fn is None:
                 continue
@@ -210,17 +220,15 @@ class Windows:
             if base is not None and base.grad_fn is not None:
                 base.grad_fn.register_prehook(hook)
 
-    def _before_forward_nodes(self, forward: _Forward):
-        @private.without_compiling
-        def before(gradient):
-            del gradient
-            if not self.driver:
-                return
-            self.begin_backward()
-            self._tell_stream()
-            with self._range("pre_backward", forward.unit):
-                lib.units_begin_node(self.driver, forward.handle)
-        return before
+    def _begin_node(self, forward: _Forward, gradient) -> None:
+        """A gradient of an output: the forward's nodes come next."""
+        del gradient
+        if not self.driver:
+            return
+        self.begin_backward()
+        self._tell_stream()
+        self._in_range("pre_backward", forward.unit, lib.units_begin_node, self.driver,
+                       forward.handle)
 
     def _abandon_all(self) -> None:
         while self._stack:
@@ -241,11 +249,11 @@ class Windows:
             for forward in self._forwards[unit.index]:
                 forward.left = forward.inputs
                 nodes += 1
-            gradients = sum(1 for p in unit.parameters if p.requires_grad)
+            gradients = sum([p.requires_grad for p in unit.parameters])
             work.append((unit.index, nodes, gradients))
         array = (UnitWork * len(work))(*work)
         lib.units_begin_backward(self.driver, array, len(work))
-        private.queue_end_of_backward(private.without_compiling(self._end_backward))
+        private.queue_end_of_backward(self._end_backward)
 
     def _end_backward(self) -> None:
         self._backward = -1
@@ -267,7 +275,6 @@ class Windows:
             self._reading.clear()
 
     def _before_gradient(self, unit: int, index: int, parameter):
-        @private.without_compiling
         def before(gradient):
             del gradient
             # The marker of an earlier backward makes room: autograd would add to it.
@@ -275,13 +282,19 @@ class Windows:
                 parameter.grad = None
         return before
 
-    def _on_gradient(self, unit: int, index: int):
-        @private.without_compiling
+    def _on_gradient(self, unit: int, index: int, parameter):
+        marker = GivenGradient.of(parameter)
+        given = self.given[unit]
+        told = Gradient(None, parameter.numel(), index, 0)
+        address = C.byref(told)
+
         def on_gradient(parameter):
             if not self.driver:
                 return
-            self.begin_backward()
-            self._tell_stream()
+            if self._backward == -1:
+                self.begin_backward()
+            if self.gpu >= 0:
+                self._tell_stream()
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
                 lib.units_gradient(self.driver, unit, None)
@@ -296,19 +309,13 @@ class Windows:
             if self.gpu >= 0 and gradient.dtype not in (self._reduce_dtype, *_tensors.FULL):
                 gradient = gradient.float()  # The GPU's kernels know one half type of a unit.
             gradient = gradient.contiguous()
-            told = Gradient(gradient.data_ptr(), gradient.numel(), index,
-                            _tensors.CODES[gradient.dtype])
+            told.values, told.dtype = gradient.data_ptr(), _tensors.CODES[gradient.dtype]
             if self.gpu >= 0:
                 self._reading.setdefault(unit, []).append(gradient)
-            with self._range("reduce", unit):
-                lib.units_gradient(self.driver, unit, C.byref(told))
+            self._in_range("reduce", unit, lib.units_gradient, self.driver, unit, address)
             if self.gpu >= 0:
                 self._forget_read(unit)
-            marker = self._markers.get(id(parameter))
-            if marker is None:
-                marker = self._markers[id(parameter)] = GivenGradient.of(parameter)
-            parameter.grad = marker
-            self.given[unit][index] = marker
+            parameter.grad = given[index] = marker
         return on_gradient
 
     def _forget_read(self, unit: int) -> None:
@@ -339,12 +346,21 @@ class Windows:
                     f"parameter '{name}' was frozen when the model was attached, and the job would "
                     "not train it: call requires_grad_(True) before the optimizer is made",
                     "FAILED_PRECONDITION")
+        held = [value for holder in self._holders for value in holder.values()]
+        if len(held) == len(self._held) and all(map(operator.is_, held, self._held)):
+            return  # As it was when it was looked at last.
         for parameter in self._root.parameters():
             if id(parameter) not in self._known:
                 name = next(n for n, p in self._root.named_parameters() if p is parameter)
                 raise TesseraError(
                     f"parameter '{name}' was registered after the model was attached, and the job "
                     "would not train it: register it before shard()", "FAILED_PRECONDITION")
+        self._note_tree()
+
+    def _note_tree(self) -> None:
+        self._holders = [holder for module in self._root.modules()
+                         for holder in private.holders(module)]
+        self._held = [value for holder in self._holders for value in holder.values()]
 
     def forget_gradients(self, units=None) -> None:
         """They are the job's no longer: a step took them, or they were dropped."""

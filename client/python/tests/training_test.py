@@ -545,6 +545,26 @@ class ModelsTest(Case):
                     block.compile(backend=backend)
                 self.compare(plain, sharded, lambda step: batches(4)[step])
 
+    def test_what_was_compiled_for_a_plain_model_is_not_run_for_a_sharded_one(self):
+        plain, sharded = self.pair()
+        compiled = {model: torch.compile(model, backend="aot_eager") for model in (plain, sharded)}
+        self.compare(plain, sharded, lambda step: batches(4)[step],
+                     loss=lambda model, x: compiled[model](x).square().mean())
+
+    def test_backward_inside_of_a_compiled_function(self):
+        plain, sharded = self.pair()
+        theirs, ours = torch.optim.SGD(plain.parameters(), lr=1e-2), tessera.SGD(sharded, lr=1e-2)
+        for model, optimizer in ((plain, theirs), (sharded, ours)):
+            @torch.compile(backend="aot_eager")
+            def accumulate(x, model=model):
+                loss_of(model, x).backward()
+            for first, second in zip(batches(4), batches(8)[4:]):
+                optimizer.zero_grad()
+                accumulate(first)
+                accumulate(second)
+                optimizer.step()
+        self.assert_same(plain, sharded)
+
     def test_autocast(self):
         def loss(model, x):
             with torch.autocast(DEVICE.type, torch.bfloat16):
@@ -934,19 +954,21 @@ class MisuseTest(Case):
     def test_what_would_silently_not_train_is_named(self):
         plain = Model()
         plain.head.bias.requires_grad_(False)
-        _, thawed = self.pair(plain)
-        for model, opt in ((thawed, tessera.SGD(thawed, lr=1e-2)), self.late()):
-            loss_of(model, batches(1)[0]).backward()
-            with self.assertRaisesRegex(tessera.TesseraError, "head.bias|late.weight"):
+        for steps in (0, 2):
+            _, thawed = self.pair(plain)
+            grown = self.shard(Model())
+            of_grown = tessera.LocalOptimizer(grown, lambda p: torch.optim.SGD(p, lr=1e-2))
+            for model, opt in ((thawed, tessera.SGD(thawed, lr=1e-2)), (grown, of_grown)):
+                for x in batches(steps):
+                    loss_of(model, x).backward()
+                    opt.step()
+                loss_of(model, batches(1)[0]).backward()
                 if model is thawed:
                     model.head.bias.requires_grad_(True)
-                opt.step()
-
-    def late(self):
-        model = self.shard(Model())
-        opt = tessera.LocalOptimizer(model, lambda shards: torch.optim.SGD(shards, lr=1e-2))
-        model.late = nn.Linear(2, 2)
-        return model, opt
+                else:
+                    model.late = nn.Linear(2, 2)
+                with self.assertRaisesRegex(tessera.TesseraError, "head.bias|late.weight"):
+                    opt.step()
 
     def test_what_a_closure_may_not_do_is_named(self):
         _, sharded = self.pair()
