@@ -75,9 +75,9 @@ class LimitsOfConnectionsTest : public testing::Test {
   std::unique_ptr<CoordinatorServer> server_;
 };
 
-TEST_F(LimitsOfConnectionsTest, WhoAcknowledgesNoSettingsBegins100Calls) {
-  EXPECT_FALSE(IsEnded(100));
-  EXPECT_TRUE(IsEnded(101));
+TEST_F(LimitsOfConnectionsTest, WhoAcknowledgesNoSettingsBegins16Calls) {
+  EXPECT_FALSE(IsEnded(16));
+  EXPECT_TRUE(IsEnded(17));
 }
 
 TEST_F(LimitsOfConnectionsTest, ClientsOfGrpcAreToldTheLimitAndWaitWithMore) {

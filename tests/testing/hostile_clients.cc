@@ -368,8 +368,9 @@ void HostileClients::SendByHand(Hostility kind) const {
   } else if (kind == Hostility::kEndless) {
     call.Run(get_job(0xffffffff), part, is_over);
   } else {
-    std::string calls = Preface();
-    for (uint32_t i = 0; i < 250; ++i)
+    std::string calls =
+        Preface() + Frame(4, 1, 0, "");  // Acknowledges settings that it has not read.
+    for (uint32_t i = 0; i < 60; ++i)
       calls += BeginCall(2 * i + 1, "/tessera.v1.Membership/ListWorkers", 0, /*is_all=*/true);
     call.SendAlone(calls, is_over);
   }

@@ -8,7 +8,7 @@
 //   kWatches       watches a job that does not change
 //   kAwaits        waits for a hand-over that nobody makes
 //   kTakesNothing  asks for a job with a model of 16 MiB, and does not read it
-//   kReadsNothing  asks for the workers 250 times at once, and reads nothing from its socket
+//   kReadsNothing  asks for the workers 60 times at once, and reads nothing from its socket
 //   kCreates       creates jobs with such models, and deletes one where there are too many
 //
 // Those that a gRPC client cannot be, kSlowRequest, kEndless and kReadsNothing, speak HTTP/2 by
