@@ -3,9 +3,9 @@
 // call that waits or streams and has been let in. serve.h has how methods are added.
 //
 // gRPC reads nothing of a call before we ask for it, and holds no thread for one: so a client that
-// sends slowly, does not read its socket, or is refused, costs some kilobytes a call. A connection
-// with more than kMaxOfConnection calls is ended, since gRPC tells its clients a limit but enforces
-// none against those that ignore it. If the status of more than kMaxEnding calls is being sent, the
+// sends slowly, does not read its socket, or is refused, costs some kilobytes a call. gRPC ends a
+// connection with more calls than it tells its clients (http2_defaults.cc); one that has more than
+// kMaxOfConnection all the same, with another gRPC, is ended here. If the status of more than kMaxEnding calls is being sent, the
 // connection of the oldest is ended once that has taken longer than kMaxEndingTime.
 //
 // Thread-safe once it serves.

@@ -4,9 +4,9 @@
 // have our settings.
 //
 // The table is a symbol that gRPC exports to itself; a program's own takes precedence. Its rows are
-// gRPC 1.51's (src/core/ext/transport/chttp2/transport/http2_settings.h). What has another value
-// here than in the settings of a server is sent to its clients, so the first must not be
-// CallServer::kToldMaxOfConnection. limits_of_connections_test shows that it holds.
+// gRPC 1.51's (src/core/ext/transport/chttp2/transport/http2_settings.h). A server sends only the
+// settings that differ from this table, so the number of calls here must differ from
+// CallServer::kToldMaxOfConnection. limits_of_connections_test shows that both limits hold.
 #include <cstdint>
 
 #include "grpcpp/version_info.h"

@@ -44,7 +44,7 @@ TEST_P(EndedDaemonTest, IsReplacedAgainAndAgainAndNoTrainerEnds) {
   int num_daemons = 0;
   // Well before the end: a rank that has saved the model leaves, and is missed by one that has to
   // repeat the save.
-  for (int64_t step = 3; step + 6 < kSteps; step += 6) {
+  for (int64_t step = 3; step + 6 < kSteps; step += 5) {
     AwaitStep(0, step);
     End(&worker_, GetParam());
     StartWorker();
@@ -55,7 +55,7 @@ TEST_P(EndedDaemonTest, IsReplacedAgainAndAgainAndNoTrainerEnds) {
       return Count(log, "taken over from the previous daemon") == num_daemons;
     }));
   }
-  EXPECT_EQ(num_daemons, 4);
+  EXPECT_EQ(num_daemons, 5);
   EXPECT_EQ(Finish(), UndisturbedModel());
 }
 

@@ -65,7 +65,7 @@ def apply(module: torch.nn.Module, *args) -> torch.nn.Module:
 
 # Without these torch.compile would trace hooks, which talk to other processes. `without_compiling`
 # also holds for all that a function calls, and takes microseconds of each call. Hooks of backward go
-# without it, and call only this package and C.
+# without it: they call this package, C, and of torch's Python code current_stream() and profilers.
 without_compiling = torch._dynamo.disable
 torch._dynamo.trace_rules.add(__package__)
 # Else code that was compiled for a module without our hooks is run for one that has them.
