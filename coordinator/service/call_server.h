@@ -5,8 +5,9 @@
 // gRPC reads nothing of a call before we ask for it, and holds no thread for one: so a client that
 // sends slowly, does not read its socket, or is refused, costs some kilobytes a call. gRPC ends a
 // connection with more calls than it tells its clients (http2_defaults.cc); one that has more than
-// kMaxOfConnection all the same, with another gRPC, is ended here. If the status of more than kMaxEnding calls is being sent, the
-// connection of the oldest is ended once that has taken longer than kMaxEndingTime.
+// kMaxOfConnection all the same, with another gRPC, is ended here. If the status of more than
+// kMaxEnding calls is being sent, the connection of the oldest is ended once that has taken longer
+// than kMaxEndingTime.
 //
 // Thread-safe once it serves.
 #ifndef TESSERA_COORDINATOR_SERVICE_CALL_SERVER_H_

@@ -1,4 +1,4 @@
-"""Every private call of torch that this package makes. Tested against the oldest and newest torch."""
+"""Every private call of torch that this package makes. Tested with the torch of docs/python.md."""
 
 from __future__ import annotations
 
