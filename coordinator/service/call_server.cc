@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "net/end_connection.h"
+#include "net/server_connections.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -17,7 +18,7 @@ constexpr int kAwaitedCalls = 1024;
 }  // namespace
 
 void CallServer::AddTo(grpc::ServerBuilder* builder) {
-  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kToldMaxOfConnection);
+  ServerConnections::Limit(builder);
   builder->RegisterAsyncGenericService(&generic_);
   queue_ = builder->AddCompletionQueue();
 }
@@ -84,24 +85,6 @@ void CallServer::NoteGone() {
 const Method* CallServer::Find(const std::string& path) const {
   const auto it = methods_.find(path);
   return it == methods_.end() ? nullptr : &it->second;
-}
-
-bool CallServer::NoteArrived(const std::string& peer) {
-  {
-    absl::MutexLock lock(&peers_mu_);
-    const int count = ++calls_of_peers_[peer];
-    if (count <= kMaxOfConnection) return true;
-    if (count > kMaxOfConnection + 1) return false;  // It is being ended; this came before.
-  }
-  // The clients of gRPC keep to the limit that they were told, so this one does not use gRPC.
-  EndConnection(peer);
-  return false;
-}
-
-void CallServer::NoteLeft(const std::string& peer) {
-  absl::MutexLock lock(&peers_mu_);
-  const auto count = calls_of_peers_.find(peer);
-  if (--count->second == 0) calls_of_peers_.erase(count);
 }
 
 void CallServer::NoteEnding(EndingCall* ending) {

@@ -3,11 +3,9 @@
 // call that waits or streams and has been let in. serve.h has how methods are added.
 //
 // gRPC reads nothing of a call before we ask for it, and holds no thread for one: so a client that
-// sends slowly, does not read its socket, or is refused, costs some kilobytes a call. gRPC ends a
-// connection with more calls than it tells its clients (http2_defaults.cc); one that has more than
-// kMaxOfConnection all the same, with another gRPC, is ended here. If the status of more than
-// kMaxEnding calls is being sent, the connection of the oldest is ended once that has taken longer
-// than kMaxEndingTime.
+// sends slowly, does not read its socket, or is refused, costs some kilobytes a call, of which each
+// connection has few (net/server_connections.h). If the status of more than kMaxEnding calls is
+// being sent, the connection of the oldest is ended once that has taken longer than kMaxEndingTime.
 //
 // Thread-safe once it serves.
 #ifndef TESSERA_COORDINATOR_SERVICE_CALL_SERVER_H_
@@ -44,9 +42,6 @@ class CallServer final : private CallHost {
   static constexpr size_t kShortThreads = 64;
   static constexpr size_t kMaxEnding = 1024;
   static constexpr absl::Duration kMaxEndingTime = absl::Seconds(2);
-  // What gRPC's clients are told; more calls may be ending.
-  static constexpr int kToldMaxOfConnection = 64;
-  static constexpr int kMaxOfConnection = 4 * kToldMaxOfConnection;
 
   // `gate` outlives this.
   explicit CallServer(const Gate* gate) : gate_(gate) {}
@@ -72,8 +67,6 @@ class CallServer final : private CallHost {
                void* tag) override;
   void AwaitCall() override;
   void NoteGone() override;
-  bool NoteArrived(const std::string& peer) override;
-  void NoteLeft(const std::string& peer) override;
   void NoteHandled(const Method* method, absl::StatusCode code) override;
   void NoteEnding(EndingCall* ending) override;
   void NoteEnded(EndingCall* ending) override;
@@ -85,8 +78,6 @@ class CallServer final : private CallHost {
   absl::Mutex mu_;
   bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
   int num_calls_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::Mutex peers_mu_;
-  std::map<std::string, int> calls_of_peers_ ABSL_GUARDED_BY(peers_mu_);
   mutable absl::Mutex handled_mu_;
   std::map<std::pair<std::string, absl::StatusCode>, int64_t> handled_ ABSL_GUARDED_BY(handled_mu_);
   absl::Mutex ending_mu_;

@@ -32,7 +32,6 @@ void ServedCall::Await(CallHost* host) {
 void ServedCall::Unref() {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   CallHost* const host = host_;
-  if (!peer_.empty()) host->NoteLeft(peer_);
   delete this;
   // Last, because the server may be destroyed once no call is left.
   host->NoteGone();
@@ -72,9 +71,7 @@ void ServedCall::OnArrived() {
   // Replaces this one, so that gRPC can always hand over as many calls.
   host_->AwaitCall();
   peer_ = context_.peer();
-  const bool is_gone = peer_ == "unknown";  // Its connection has ended meanwhile.
-  if (!host_->NoteArrived(peer_) || is_gone)
-    return Finish(absl::UnavailableError("the connection has too many calls"));
+  if (peer_ == "unknown") return Finish(absl::UnavailableError("the connection has ended"));
   method_ = host_->Find(context_.method());
   if (method_ == nullptr || method_->run == nullptr) return SendFixed();
   const Gate& gate = host_->gate();

@@ -76,9 +76,6 @@ class CallHost {
   // A call that was awaited is no more, whether or not it came.
   virtual void NoteGone() = 0;
 
-  // A call of this connection has come, or gone. False: there are too many, and it has been ended.
-  virtual bool NoteArrived(const std::string& peer) = 0;
-  virtual void NoteLeft(const std::string& peer) = 0;
   // How a call was answered; `method`: null where it named none that exists.
   virtual void NoteHandled(const Method* method, absl::StatusCode code) = 0;
   // Its status is being sent, and no more is known of it than that; then the status is sent.

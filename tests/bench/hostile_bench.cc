@@ -29,7 +29,8 @@ constexpr const char* kNames[kNumHostilities] = {"say nothing",
                                                  "wait for a hand-over",
                                                  "do not read 16 MiB",
                                                  "do not read their socket",
-                                                 "create jobs of 16 MiB"};
+                                                 "create jobs of 16 MiB",
+                                                 "reset their calls"};
 
 struct Flags {
   int of_each = 112;       // Clients of each kind; 0: none but the trainer.

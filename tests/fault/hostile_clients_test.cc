@@ -39,7 +39,8 @@ class HostileClientsTest : public testing::Test {
   bool HaveAllCalled(int64_t times) const {
     for (size_t kind = 0; kind < kNumHostilities; ++kind) {
       const auto hostility = static_cast<Hostility>(kind);
-      if (hostility == Hostility::kReadsNothing) continue;  // Each call of these is for long.
+      // Each call of these is for long.
+      if (hostility == Hostility::kReadsNothing || hostility == Hostility::kResets) continue;
       if (coordinator_->hostile().NumCalls(hostility) < times) return false;
     }
     return true;
@@ -94,6 +95,19 @@ TEST_F(HostileClientsTest, ThoseThatReadNothingHoldNoThreads) {
   EXPECT_LE(max_threads, threads_before + 40);
   if (!kKeepsFreedMemory) {
     EXPECT_LE(coordinator_->PeakResidentBytes(), int64_t{512} << 20);
+  }
+}
+
+// Each of these calls would take 11 KiB until the coordinator has looked at it.
+TEST_F(HostileClientsTest, ThoseThatResetTheirCallsTakeNoMemory) {
+  Start({});
+  if (IsSkipped() || HasFatalFailure()) return;
+  std::array<int, kNumHostilities> clients = {};
+  clients[static_cast<size_t>(Hostility::kResets)] = 20;
+  ASSERT_OK(coordinator_->Beset(clients));
+  for (int step = 0; step < 100; ++step) ASSERT_OK(coordinator_->Train());
+  if (!kKeepsFreedMemory) {
+    EXPECT_LE(coordinator_->PeakResidentBytes(), int64_t{256} << 20);
   }
 }
 

@@ -21,6 +21,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "job/job_codec.h"
 #include "net/credentials.h"
+#include "net/http2_by_hand.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/hand_over.grpc.pb.h"
@@ -60,39 +61,24 @@ grpc::ByteBuffer Own(const std::string& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, absl::string_view payload) {
-  std::string frame(9, '\0');
-  frame[0] = static_cast<char>(payload.size() >> 16);
-  frame[1] = static_cast<char>(payload.size() >> 8);
-  frame[2] = static_cast<char>(payload.size());
-  frame[3] = static_cast<char>(type);
-  frame[4] = static_cast<char>(flags);
-  frame[7] = static_cast<char>(stream >> 8);
-  frame[8] = static_cast<char>(stream);
-  return absl::StrCat(frame, payload);
-}
-
-std::string Text(absl::string_view text) {  // Of a header, below 127 bytes.
-  return absl::StrCat(std::string(1, static_cast<char>(text.size())), text);
-}
-
 // Of a connection: the client's first frames, with room for all that the other side has to say.
 std::string Preface() {
   constexpr absl::string_view kLargestWindow("\0\4\x7f\xff\xff\xff", 6);
   constexpr absl::string_view kMoreOfConnection("\x7f\xf0\0\0", 4);
-  return absl::StrCat("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Frame(4, 0, 0, kLargestWindow),
-                      Frame(8, 0, 0, kMoreOfConnection));
+  return http2::Preface(kLargestWindow) +
+         http2::Frame(http2::kWindowUpdate, 0, 0, kMoreOfConnection);
 }
+
+// Acknowledges settings that it has not read.
+std::string Acknowledge() { return http2::Frame(http2::kSettings, http2::kEndStream, 0, ""); }
 
 // Of a call: the headers, and that its message has so many bytes. `is_all`: the stream ends here.
 std::string BeginCall(uint32_t stream, absl::string_view method, uint32_t message_bytes,
                       bool is_all) {
-  const std::string headers = absl::StrCat(
-      "\x83\x86", "\x04", Text(method), "\x01", Text("localhost"), std::string("\x0f\x10", 2),
-      Text("application/grpc"), std::string(1, '\0'), Text("te"), Text("trailers"));
   std::string prefix(5, '\0');
   for (int i = 0; i < 4; ++i) prefix[1 + i] = static_cast<char>(message_bytes >> (24 - 8 * i));
-  return Frame(1, 4, stream, headers) + Frame(0, is_all ? 1 : 0, stream, prefix);
+  return http2::CallHeaders(stream, method) +
+         http2::Frame(http2::kData, is_all ? http2::kEndStream : 0, stream, prefix);
 }
 
 // One call on a connection of its own, by hand.
@@ -103,7 +89,7 @@ class CallByHand {
   // Until the other side ends the call or the connection, or it was long enough. Once `begin` is
   // sent: as many messages of `part` as the other side takes, or none where it is empty.
   void Run(std::string begin, const std::string& part, const std::function<bool()>& is_over) {
-    const std::string more = Frame(0, 0, 1, part);
+    const std::string more = http2::Frame(http2::kData, 0, 1, part);
     const auto size = static_cast<int64_t>(part.size());
     std::string to_send = std::move(begin);
     while (!has_ended_ && !is_over()) {
@@ -124,16 +110,21 @@ class CallByHand {
     }
   }
 
-  // Reads nothing.
-  void SendAlone(absl::string_view bytes, const std::function<bool()>& is_over) {
+  // Reads nothing. Once `begin` is sent: as often as the other side takes it, what `more` returns,
+  // or nothing where that is empty.
+  void SendAlone(std::string begin, const std::function<std::string()>& more,
+                 const std::function<bool()>& is_over) {
+    std::string to_send = std::move(begin);
+    absl::string_view left = to_send;
     while (!is_over()) {
-      pollfd waits_for = {fd_, static_cast<int16_t>(bytes.empty() ? 0 : POLLOUT), 0};
+      if (left.empty()) left = to_send = more();
+      pollfd waits_for = {fd_, static_cast<int16_t>(left.empty() ? 0 : POLLOUT), 0};
       poll(&waits_for, 1, 50);
       if ((waits_for.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) return;
       if ((waits_for.revents & POLLOUT) == 0) continue;
-      const ssize_t count = send(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      const ssize_t count = send(fd_, left.data(), left.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
       if (count < 0 && errno != EAGAIN) return;
-      if (count > 0) bytes.remove_prefix(count);
+      if (count > 0) left.remove_prefix(count);
     }
   }
 
@@ -151,9 +142,9 @@ class CallByHand {
       if (received_.size() < 9 + size) return;
       const auto type = static_cast<uint8_t>(received_[3]);
       const bool is_of_call = Number(5, 4) == 1;
-      constexpr uint8_t kHeaders = 1, kReset = 3, kGoAway = 7, kWindow = 8;
-      if (type == kWindow) (is_of_call ? of_stream_ : of_connection_) += Number(9, 4);
-      if (type == kGoAway || (is_of_call && (type == kHeaders || type == kReset)))
+      if (type == http2::kWindowUpdate) (is_of_call ? of_stream_ : of_connection_) += Number(9, 4);
+      if (type == http2::kGoAway ||
+          (is_of_call && (type == http2::kHeaders || type == http2::kReset)))
         has_ended_ = true;
       received_.erase(0, 9 + size);
     }
@@ -290,7 +281,7 @@ absl::Status HostileClients::Create(const std::shared_ptr<grpc::Channel>& channe
 
 void HostileClients::Run(Hostility kind, int number) {
   const bool by_hand = kind == Hostility::kSlowRequest || kind == Hostility::kEndless ||
-                       kind == Hostility::kReadsNothing;
+                       kind == Hostility::kReadsNothing || kind == Hostility::kResets;
   if (by_hand && options_.unix_socket.empty()) return;
   auto channel = Connect();
   while (!stopped_ && channel.ok()) {
@@ -364,15 +355,23 @@ void HostileClients::SendByHand(Hostility kind) const {
   };
   CallByHand call(fd.get());
   if (kind == Hostility::kSlowRequest) {
-    call.Run(get_job(60 << 20) + Frame(0, 0, 1, part), "", is_over);
+    call.Run(get_job(60 << 20) + http2::Frame(http2::kData, 0, 1, part), "", is_over);
   } else if (kind == Hostility::kEndless) {
     call.Run(get_job(0xffffffff), part, is_over);
-  } else {
-    std::string calls =
-        Preface() + Frame(4, 1, 0, "");  // Acknowledges settings that it has not read.
+  } else if (kind == Hostility::kReadsNothing) {
+    std::string calls = Preface() + Acknowledge();
     for (uint32_t i = 0; i < 60; ++i)
       calls += BeginCall(2 * i + 1, "/tessera.v1.Membership/ListWorkers", 0, /*is_all=*/true);
-    call.SendAlone(calls, is_over);
+    call.SendAlone(
+        calls, [] { return ""; }, is_over);
+  } else {
+    const auto more = [stream = uint32_t{1}]() mutable {
+      std::string calls;
+      for (int i = 0; i < 1000; ++i, stream += 2)
+        calls += http2::CallHeaders(stream, "/tessera.v1.Jobs/GetJob") + http2::Reset(stream);
+      return calls;
+    };
+    call.SendAlone(Preface() + Acknowledge(), more, is_over);
   }
 }
 

@@ -10,9 +10,10 @@
 //   kTakesNothing  asks for a job with a model of 16 MiB, and does not read it
 //   kReadsNothing  asks for the workers 60 times at once, and reads nothing from its socket
 //   kCreates       creates jobs with such models, and deletes one where there are too many
+//   kResets        begins calls and resets each at once, as fast as they are taken
 //
-// Those that a gRPC client cannot be, kSlowRequest, kEndless and kReadsNothing, speak HTTP/2 by
-// hand, over the coordinator's Unix socket; the others come with a certificate. Thread-safe.
+// Those that a gRPC client cannot be, kSlowRequest, kEndless, kReadsNothing and kResets, speak
+// HTTP/2 by hand, over the coordinator's Unix socket; the others come with a certificate. Thread-safe.
 #ifndef TESSERA_TESTS_TESTING_HOSTILE_CLIENTS_H_
 #define TESSERA_TESTS_TESTING_HOSTILE_CLIENTS_H_
 
@@ -46,8 +47,9 @@ enum class Hostility {
   kTakesNothing,
   kReadsNothing,
   kCreates,
+  kResets,
 };
-constexpr size_t kNumHostilities = 9;
+constexpr size_t kNumHostilities = 10;
 
 class HostileClients {
  public:

@@ -10,6 +10,7 @@
 #include "net/address.h"
 #include "net/credentials.h"
 #include "net/listen_failure.h"
+#include "net/server_connections.h"
 #include "worker/service/live_fetch_service.h"
 
 namespace tessera {
@@ -30,6 +31,7 @@ class GrpcStateListener : public StateListener {
     builder.AddListeningPort(text, std::move(credentials), &port);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
     SetKeepalive(&builder);
+    ServerConnections::Limit(&builder);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     // gRPC does not say why it could not listen.

@@ -1,0 +1,34 @@
+// Bytes of a client that speaks HTTP/2 by hand, to do what no client of gRPC does. Pure.
+#ifndef TESSERA_NET_HTTP2_BY_HAND_H_
+#define TESSERA_NET_HTTP2_BY_HAND_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace tessera::http2 {
+
+enum FrameType : uint8_t {
+  kData = 0,
+  kHeaders = 1,
+  kReset = 3,
+  kSettings = 4,
+  kPing = 6,
+  kGoAway = 7,
+  kWindowUpdate = 8,
+};
+constexpr uint8_t kEndStream = 1;  // Of kData; of kSettings and kPing: an acknowledgement.
+constexpr uint8_t kEndHeaders = 4;
+
+std::string Frame(FrameType type, uint8_t flags, uint32_t stream, absl::string_view payload);
+// The first bytes of a connection. `settings`: a payload of kSettings.
+std::string Preface(absl::string_view settings = "");
+// The headers of a call of `method`, "/package.Service/Method", of less than 127 bytes; its message
+// is to follow.
+std::string CallHeaders(uint32_t stream, absl::string_view method);
+std::string Reset(uint32_t stream);
+
+}  // namespace tessera::http2
+
+#endif  // TESSERA_NET_HTTP2_BY_HAND_H_

@@ -1,0 +1,233 @@
+#include "net/server_connections.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <cerrno>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status_matchers.h"
+#include "base/unique_fd.h"
+#include "grpcpp/generic/async_generic_service.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "net/credentials.h"
+#include "net/http2_by_hand.h"
+
+namespace tessera {
+namespace {
+
+// Has the calls that it is sent until it is told to end them.
+class HoldingService : public grpc::CallbackGenericService {
+ public:
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
+    absl::MutexLock lock(&mu_);
+    ++num_begun_;
+    auto* const call = new Call;
+    if (holds_)
+      held_.push_back(call);
+    else
+      call->Finish(grpc::Status::OK);
+    return call;
+  }
+  // Waits until there are so many, or more. Returns how many there are.
+  int AwaitBegun(int count) const {
+    const auto are_there = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return num_begun_ >= count; };
+    absl::MutexLock lock(&mu_);
+    mu_.AwaitWithTimeout(absl::Condition(&are_there), absl::Seconds(20));
+    return num_begun_;
+  }
+  void EndAll() {
+    std::vector<Call*> held;
+    {
+      absl::MutexLock lock(&mu_);
+      holds_ = false;
+      held.swap(held_);
+    }
+    for (Call* call : held) call->Finish(grpc::Status::OK);
+  }
+
+ private:
+  struct Call : grpc::ServerGenericBidiReactor {
+    void OnCancel() override {}
+    void OnDone() override { delete this; }
+  };
+  mutable absl::Mutex mu_;
+  bool holds_ ABSL_GUARDED_BY(mu_) = true;
+  int num_begun_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<Call*> held_ ABSL_GUARDED_BY(mu_);
+};
+
+class ServerConnectionsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    ServerConnections::Limit(&builder);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);  // Tests ping all the time.
+    builder.RegisterCallbackGenericService(&service_);
+    server_ = builder.BuildAndStart();
+    ASSERT_NE(server_, nullptr);
+  }
+  void TearDown() override {
+    service_.EndAll();
+    server_->Shutdown(std::chrono::system_clock::now());
+  }
+
+  UniqueFd Connect() const {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const timeval timeout = {20, 0};
+    setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port_);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    return fd;
+  }
+  struct Answer {
+    bool has_ended = false;  // The connection.
+    int num_refused = 0;     // Of the calls.
+  };
+  // Once the server has dealt with all of `bytes`.
+  static Answer Exchange(const UniqueFd& fd, const std::string& bytes) {
+    // It answers a ping that it has read before it sends what it has refused until then.
+    std::string received;
+    for (const std::string ping : {"PING ONE", "PING TWO"}) {
+      const std::string to_send =
+          (ping == "PING ONE" ? bytes : "") + http2::Frame(http2::kPing, 0, 0, ping);
+      if (send(fd.get(), to_send.data(), to_send.size(), MSG_NOSIGNAL) < 0) return {true};
+      while (!absl::StrContains(received, ping)) {
+        char part[65536];
+        const ssize_t count = recv(fd.get(), part, sizeof(part), 0);
+        EXPECT_FALSE(count < 0 && errno == EAGAIN) << "the server is silent";
+        if (count <= 0) return {true};
+        received.append(part, count);
+      }
+    }
+    return {false, NumRefused(received)};
+  }
+  static int NumRefused(const std::string& received) {
+    constexpr uint8_t kRefusedStream = 7;
+    int count = 0;
+    for (size_t at = 0; at + 13 <= received.size();) {
+      const auto byte = [&](size_t i) { return static_cast<uint8_t>(received[at + i]); };
+      if (byte(3) == http2::kReset && byte(12) == kRefusedStream) ++count;
+      at += 9 + (byte(0) << 16 | byte(1) << 8 | byte(2));
+    }
+    return count;
+  }
+  // Of stream `first` and those after it.
+  static std::string Begin(int num_calls, uint32_t first) {
+    std::string bytes;
+    for (int call = 0; call < num_calls; ++call)
+      bytes += http2::CallHeaders(first + 2 * call, "/some.Service/Method");
+    return bytes;
+  }
+  // On a new connection: begins that many calls at a time, and resets them once the service has
+  // them, until one is refused. Returns how many the service got.
+  int BeginAndResetAll(const UniqueFd& fd, int at_a_time) {
+    int let_in = 0;
+    EXPECT_FALSE(Exchange(fd, http2::Preface()).has_ended);  // Has told its settings.
+    std::string begin = Acknowledge();
+    for (uint32_t stream = 1;; stream += 2 * at_a_time) {
+      const Answer answer = Exchange(fd, begin + Begin(at_a_time, stream));
+      EXPECT_FALSE(answer.has_ended);
+      if (answer.has_ended) return let_in;
+      const int more = at_a_time - answer.num_refused;
+      num_begun_ += more;
+      EXPECT_EQ(service_.AwaitBegun(num_begun_), num_begun_);
+      let_in += more;
+      if (more < at_a_time || testing::Test::HasFailure()) return let_in;
+      begin.clear();
+      for (int call = 0; call < at_a_time; ++call) begin += http2::Reset(stream + 2 * call);
+    }
+  }
+  static std::string Acknowledge() {
+    return http2::Frame(http2::kSettings, http2::kEndStream, 0, "");
+  }
+
+  HoldingService service_;
+  int num_begun_ = 0;  // As the tests know.
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST_F(ServerConnectionsTest, WhoAcknowledgesNothingBegins16Calls) {
+  const UniqueFd fd = Connect();
+  EXPECT_FALSE(Exchange(fd, http2::Preface() + Begin(16, 1)).has_ended);
+  EXPECT_TRUE(Exchange(fd, Begin(1, 33)).has_ended);
+}
+
+TEST_F(ServerConnectionsTest, ClientsOfGrpcAreToldTheLimitAndWaitWithMore) {
+  const auto channel = *OpenChannel({absl::StrCat("127.0.0.1:", port_)}, {});
+  grpc::GenericStub stub(channel);
+  grpc::CompletionQueue queue;
+  struct Call {
+    grpc::ClientContext context;
+    grpc::ByteBuffer reply;
+    grpc::Status status;
+    std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
+  };
+  std::vector<std::unique_ptr<Call>> calls;
+  const grpc::Slice empty;
+  for (int i = 0; i < 500; ++i) {
+    calls.push_back(std::make_unique<Call>());
+    calls[i]->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    calls[i]->reader = stub.PrepareUnaryCall(&calls[i]->context, "/some.Service/Method",
+                                             grpc::ByteBuffer(&empty, 1), &queue);
+    calls[i]->reader->StartCall();
+    calls[i]->reader->Finish(&calls[i]->reply, &calls[i]->status, calls[i].get());
+  }
+  service_.EndAll();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    // That there is no reply; not that the call was refused.
+    EXPECT_NE(static_cast<Call*>(tag)->status.error_code(), grpc::StatusCode::UNAVAILABLE)
+        << static_cast<Call*>(tag)->status.error_message();
+  }
+  EXPECT_EQ(service_.AwaitBegun(500), 500);
+}
+
+TEST_F(ServerConnectionsTest, ResetCallsOfOneConnectionTakeHalfOfThePlacesAndMoreAreRefused) {
+  const UniqueFd fd = Connect();
+  EXPECT_EQ(BeginAndResetAll(fd, 64), ServerConnections::kMaxEnded / 2);
+}
+
+TEST_F(ServerConnectionsTest, EachConnectionHas16PlacesBesideThoseThatTakeAll) {
+  std::vector<UniqueFd> connections;
+  // The first takes half of the places, the next one half of the rest.
+  for (int i = 0; i < 10; ++i) {
+    connections.push_back(Connect());
+    BeginAndResetAll(connections.back(), 64);
+  }
+  EXPECT_GE(num_begun_, ServerConnections::kMaxEnded - ServerConnections::kAlways);
+  const UniqueFd fd = Connect();
+  EXPECT_EQ(BeginAndResetAll(fd, 1), ServerConnections::kAlways);
+}
+
+TEST_F(ServerConnectionsTest, ARefusedConnectionIsLetInAgainOnceItsCallsAreDealtWith) {
+  const UniqueFd fd = Connect();
+  BeginAndResetAll(fd, 64);
+  service_.EndAll();
+  // Other threads free them.
+  uint32_t stream = 20'001;
+  while (Exchange(fd, Begin(1, stream)).num_refused > 0) ASSERT_LT(stream += 2, 200'000);
+  EXPECT_EQ(service_.AwaitBegun(num_begun_ + 1), num_begun_ + 1);
+}
+
+}  // namespace
+}  // namespace tessera
