@@ -23,6 +23,7 @@
 #include "job/field_limits.h"
 #include "net/credentials.h"
 #include "net/http_listener.h"
+#include "net/server_connections.h"
 #include "proto/vault.pb.h"
 #include "shm/local_messages.h"
 #include "worker/agent/coordinator_agent.h"
