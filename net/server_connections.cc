@@ -4,6 +4,7 @@
 #include "net/server_connections.h"
 
 #include <dlfcn.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -24,6 +25,8 @@ void ServerConnections::Limit(grpc::ServerBuilder* builder) {
 #if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51
 
 struct grpc_chttp2_transport;
+struct grpc_transport;
+struct grpc_endpoint;
 struct grpc_chttp2_stream;
 struct grpc_chttp2_stream_map;
 struct grpc_transport_one_way_stats;
@@ -35,11 +38,16 @@ namespace {
 // The calls of all servers. Thread-safe.
 class ServerCalls {
  public:
-  bool MayBegin(const void* connection) {
+  enum class Answer { kLetIn, kRefused, kEnded };
+  // To one more call of this connection. kEnded: it is to end.
+  Answer AnswerTo(const void* connection) {
     absl::MutexLock lock(&mu_);
-    const auto ended = ended_of_.find(connection);
+    const auto found = connections_.find(connection);
+    if (found == connections_.end()) return Answer::kLetIn;
     const int free = ServerConnections::kMaxEnded - num_ended_;
-    return ended == ended_of_.end() || ended->second < std::max(free, ServerConnections::kAlways);
+    if (found->second.num_ended < std::max(free, ServerConnections::kAlways)) return Answer::kLetIn;
+    return ++found->second.num_refused > ServerConnections::kMaxRefused ? Answer::kEnded
+                                                                        : Answer::kRefused;
   }
   void Begin(const void* call, const void* connection) {
     absl::MutexLock lock(&mu_);
@@ -51,7 +59,7 @@ class ServerCalls {
     const auto ended = calls_.find(call);
     if (ended == calls_.end() || ended->second.has_ended) return;
     ended->second.has_ended = true;
-    ++ended_of_[ended->second.connection];
+    ++connections_[ended->second.connection].num_ended;
     ++num_ended_;
   }
   void Free(const void* call) {
@@ -60,8 +68,8 @@ class ServerCalls {
     if (freed == calls_.end()) return;
     if (freed->second.has_ended) {
       --num_ended_;
-      const auto ended = ended_of_.find(freed->second.connection);
-      if (--ended->second == 0) ended_of_.erase(ended);
+      const auto connection = connections_.find(freed->second.connection);
+      if (--connection->second.num_ended == 0) connections_.erase(connection);
     }
     calls_.erase(freed);
   }
@@ -71,9 +79,13 @@ class ServerCalls {
     const void* connection;
     bool has_ended;
   };
+  struct Connection {
+    int num_ended = 0, num_refused = 0;
+  };
   absl::Mutex mu_;
   absl::flat_hash_map<const void*, Call> calls_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<const void*, int> ended_of_ ABSL_GUARDED_BY(mu_);  // Of those with any.
+  // Those with ended calls.
+  absl::flat_hash_map<const void*, Connection> connections_ ABSL_GUARDED_BY(mu_);
   int num_ended_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
@@ -120,10 +132,17 @@ const grpc_chttp2_setting_parameters grpc_chttp2_settings_parameters[7] = {
 }
 
 // gRPC's own, which the functions below call.
+grpc_endpoint* grpc_transport_get_endpoint(grpc_transport* connection);
+int grpc_endpoint_get_fd(grpc_endpoint* endpoint);
 void grpc_chttp2_add_rst_stream_to_next_write(grpc_chttp2_transport* connection, uint32_t id,
                                               uint32_t error, grpc_transport_one_way_stats* stats);
 void grpc_chttp2_initiate_write(grpc_chttp2_transport* connection,
                                 grpc_chttp2_initiate_write_reason reason);
+
+// Its first member.
+static grpc_transport* BaseOf(grpc_chttp2_transport* connection) {
+  return reinterpret_cast<grpc_transport*>(connection);
+}
 
 // A client begins a call. Null: it is not let in, and what else comes of it is skipped.
 grpc_chttp2_stream* grpc_chttp2_parsing_accept_stream(grpc_chttp2_transport* connection,
@@ -131,7 +150,14 @@ grpc_chttp2_stream* grpc_chttp2_parsing_accept_stream(grpc_chttp2_transport* con
   static auto* const accept =
       tessera::FunctionOfGrpc(&grpc_chttp2_parsing_accept_stream,
                               "_Z33grpc_chttp2_parsing_accept_streamP21grpc_chttp2_transportj");
-  if (tessera::Calls().MayBegin(connection)) return accept(connection, id);
+  using Answer = tessera::ServerCalls::Answer;
+  const Answer answer = tessera::Calls().AnswerTo(connection);
+  if (answer == Answer::kLetIn) return accept(connection, id);
+  if (answer == Answer::kEnded) {
+    // gRPC closes it, once it has read to the end.
+    shutdown(grpc_endpoint_get_fd(grpc_transport_get_endpoint(BaseOf(connection))), SHUT_RDWR);
+    return nullptr;
+  }
   grpc_chttp2_add_rst_stream_to_next_write(connection, id, tessera::kRefusedStream, nullptr);
   grpc_chttp2_initiate_write(connection, kWriteReset);
   return nullptr;

@@ -7,7 +7,9 @@
 //
 //   a connection's calls are let in   while it has fewer ended ones than are free, or than kAlways
 //
-// What it begins otherwise is reset as REFUSED_STREAM, after which gRPC's clients try again.
+// What it begins otherwise is reset as REFUSED_STREAM, after which gRPC's clients try again. A
+// connection that begins more than kMaxRefused so, and none of whose calls is dealt with to the last
+// meanwhile, is ended: reading what it sends would keep the server from everybody else.
 #ifndef TESSERA_NET_SERVER_CONNECTIONS_H_
 #define TESSERA_NET_SERVER_CONNECTIONS_H_
 
@@ -21,8 +23,9 @@ class ServerConnections {
   // yet: kMaxCallsBefore, and gRPC ends the connection of one that begins more.
   static constexpr int kMaxCalls = 64;
   static constexpr int kMaxCallsBefore = 16;
-  static constexpr int kMaxEnded = 4096;
+  static constexpr int kMaxEnded = 256;
   static constexpr int kAlways = 16;
+  static constexpr int kMaxRefused = kMaxCalls;
 
   static void Limit(grpc::ServerBuilder* builder);
 };
