@@ -7,9 +7,9 @@
 //
 //   a connection's calls are let in   while it has fewer ended ones than are free, or than kAlways
 //
-// What it begins otherwise is reset as REFUSED_STREAM, after which gRPC's clients try again. A
-// connection that begins more than kMaxRefused so, and none of whose calls is dealt with to the last
-// meanwhile, is ended: reading what it sends would keep the server from everybody else.
+// What it begins otherwise is reset as REFUSED_STREAM, after which gRPC's clients try again. If more
+// than kMaxRefused are refused before all of its ended calls are freed, the connection is ended:
+// reading what it sends would keep the server from everybody else.
 #ifndef TESSERA_NET_SERVER_CONNECTIONS_H_
 #define TESSERA_NET_SERVER_CONNECTIONS_H_
 
