@@ -1,5 +1,11 @@
 #include "net/http2_by_hand.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace tessera::http2 {
@@ -13,6 +19,17 @@ std::string BigEndian(uint32_t value, int num_bytes) {
 
 std::string Text(absl::string_view text) {  // Of a header.
   return absl::StrCat(BigEndian(text.size(), 1), text);
+}
+
+int NumRefused(const std::string& received) {
+  constexpr uint8_t kRefusedStream = 7;
+  int count = 0;
+  for (size_t at = 0; at + 13 <= received.size();) {
+    const auto byte = [&](size_t i) { return static_cast<uint8_t>(received[at + i]); };
+    if (byte(3) == kReset && byte(12) == kRefusedStream) ++count;
+    at += 9 + (byte(0) << 16 | byte(1) << 8 | byte(2));
+  }
+  return count;
 }
 
 }  // namespace
@@ -35,5 +52,32 @@ std::string CallHeaders(uint32_t stream, absl::string_view method) {
 }
 
 std::string Reset(uint32_t stream) { return Frame(kReset, 0, stream, BigEndian(8, 4)); }
+
+Connection::Connection(int port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  const timeval timeout = {20, 0};
+  setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  // Where nobody listens, the first exchange finds it ended.
+  (void)connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
+}
+
+Connection::Answer Connection::Exchange(const std::string& bytes) const {
+  // A server answers a ping that it has read before it sends what it has refused until then.
+  std::string received;
+  for (const std::string ping : {"PING ONE", "PING TWO"}) {
+    const std::string to_send = (ping == "PING ONE" ? bytes : "") + Frame(kPing, 0, 0, ping);
+    if (send(fd_.get(), to_send.data(), to_send.size(), MSG_NOSIGNAL) < 0) return {true};
+    while (!absl::StrContains(received, ping)) {
+      char part[65536];
+      const ssize_t count = recv(fd_.get(), part, sizeof(part), 0);
+      if (count <= 0) return {true};
+      received.append(part, count);
+    }
+  }
+  return {false, NumRefused(received)};
+}
 
 }  // namespace tessera::http2

@@ -1,4 +1,4 @@
-// Bytes of a client that speaks HTTP/2 by hand, to do what no client of gRPC does. Pure.
+// A client that speaks HTTP/2 by hand, to do what no client of gRPC does. What makes bytes is pure.
 #ifndef TESSERA_NET_HTTP2_BY_HAND_H_
 #define TESSERA_NET_HTTP2_BY_HAND_H_
 
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "base/unique_fd.h"
 
 namespace tessera::http2 {
 
@@ -28,6 +29,22 @@ std::string Preface(absl::string_view settings = "");
 // is to follow.
 std::string CallHeaders(uint32_t stream, absl::string_view method);
 std::string Reset(uint32_t stream);
+
+// To a server on this machine's loopback. Confined to one thread.
+class Connection {
+ public:
+  explicit Connection(int port);
+
+  struct Answer {
+    bool has_ended = false;  // The connection; also after 20 s of silence.
+    int num_refused = 0;     // Of the calls.
+  };
+  // Once the server has dealt with all of `bytes`. It is pinged twice each time.
+  Answer Exchange(const std::string& bytes) const;
+
+ private:
+  const UniqueFd fd_;
+};
 
 }  // namespace tessera::http2
 

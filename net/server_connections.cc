@@ -1,6 +1,6 @@
 // gRPC calls these functions of its own through its table of exported symbols, in which a program's
-// own take precedence. They are gRPC 1.51's (src/core/ext/transport/chttp2/transport/internal.h),
-// and called with the lock of their connection held.
+// own take precedence. They are gRPC 1.51's (src/core/ext/transport/chttp2/transport/internal.h).
+// gRPC calls one of them at a time for a connection, which exists until then.
 #include "net/server_connections.h"
 
 #include <dlfcn.h>
@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
+#include "base/check.h"
 #include "grpcpp/version_info.h"
 
 namespace tessera {
@@ -96,7 +97,9 @@ ServerCalls& Calls() {
 
 template <typename Function>
 Function* FunctionOfGrpc(Function* /*own*/, const char* symbol) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, symbol));
+  void* const found = dlsym(RTLD_NEXT, symbol);
+  TESSERA_CHECK(found != nullptr);  // It was called through that symbol.
+  return reinterpret_cast<Function*>(found);
 }
 
 constexpr uint32_t kRefusedStream = 7;

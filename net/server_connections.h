@@ -27,6 +27,7 @@ class ServerConnections {
   static constexpr int kAlways = 16;
   static constexpr int kMaxRefused = kMaxCalls;
 
+  // Before the server is built.
   static void Limit(grpc::ServerBuilder* builder);
 };
 

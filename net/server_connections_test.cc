@@ -1,11 +1,5 @@
 #include "net/server_connections.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/time.h>
-
-#include <cerrno>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -13,11 +7,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
-#include "base/unique_fd.h"
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
@@ -27,6 +19,8 @@
 
 namespace tessera {
 namespace {
+
+using http2::Connection;
 
 // Has the calls that it is sent until it is told to end them.
 class HoldingService : public grpc::CallbackGenericService {
@@ -96,49 +90,6 @@ class ServerConnectionsTest : public testing::Test {
     server_->Shutdown(std::chrono::system_clock::now());
   }
 
-  UniqueFd Connect() const {
-    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const timeval timeout = {20, 0};
-    setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port_);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    return fd;
-  }
-  struct Answer {
-    bool has_ended = false;  // The connection.
-    int num_refused = 0;     // Of the calls.
-  };
-  // Once the server has dealt with all of `bytes`.
-  static Answer Exchange(const UniqueFd& fd, const std::string& bytes) {
-    // It answers a ping that it has read before it sends what it has refused until then.
-    std::string received;
-    for (const std::string ping : {"PING ONE", "PING TWO"}) {
-      const std::string to_send =
-          (ping == "PING ONE" ? bytes : "") + http2::Frame(http2::kPing, 0, 0, ping);
-      if (send(fd.get(), to_send.data(), to_send.size(), MSG_NOSIGNAL) < 0) return {true};
-      while (!absl::StrContains(received, ping)) {
-        char part[65536];
-        const ssize_t count = recv(fd.get(), part, sizeof(part), 0);
-        EXPECT_FALSE(count < 0 && errno == EAGAIN) << "the server is silent";
-        if (count <= 0) return {true};
-        received.append(part, count);
-      }
-    }
-    return {false, NumRefused(received)};
-  }
-  static int NumRefused(const std::string& received) {
-    constexpr uint8_t kRefusedStream = 7;
-    int count = 0;
-    for (size_t at = 0; at + 13 <= received.size();) {
-      const auto byte = [&](size_t i) { return static_cast<uint8_t>(received[at + i]); };
-      if (byte(3) == http2::kReset && byte(12) == kRefusedStream) ++count;
-      at += 9 + (byte(0) << 16 | byte(1) << 8 | byte(2));
-    }
-    return count;
-  }
   // Of stream `first` and those after it.
   static std::string Begin(int num_calls, uint32_t first) {
     std::string bytes;
@@ -148,12 +99,12 @@ class ServerConnectionsTest : public testing::Test {
   }
   // On a new connection: begins that many calls at a time, and resets them once the service has
   // them, until one is refused. Returns how many the service got.
-  int BeginAndResetAll(const UniqueFd& fd, int at_a_time) {
+  int BeginAndResetAll(Connection* connection, int at_a_time) {
     int let_in = 0;
-    EXPECT_FALSE(Exchange(fd, http2::Preface()).has_ended);  // Has told its settings.
+    EXPECT_FALSE(connection->Exchange(http2::Preface()).has_ended);  // Has told its settings.
     std::string begin = Acknowledge();
     for (uint32_t stream = 1;; stream += 2 * at_a_time) {
-      const Answer answer = Exchange(fd, begin + Begin(at_a_time, stream));
+      const Connection::Answer answer = connection->Exchange(begin + Begin(at_a_time, stream));
       EXPECT_FALSE(answer.has_ended);
       if (answer.has_ended) return let_in;
       const int more = at_a_time - answer.num_refused;
@@ -176,9 +127,9 @@ class ServerConnectionsTest : public testing::Test {
 };
 
 TEST_F(ServerConnectionsTest, WhoAcknowledgesNothingBegins16Calls) {
-  const UniqueFd fd = Connect();
-  EXPECT_FALSE(Exchange(fd, http2::Preface() + Begin(16, 1)).has_ended);
-  EXPECT_TRUE(Exchange(fd, Begin(1, 33)).has_ended);
+  Connection connection(port_);
+  EXPECT_FALSE(connection.Exchange(http2::Preface() + Begin(16, 1)).has_ended);
+  EXPECT_TRUE(connection.Exchange(Begin(1, 33)).has_ended);
 }
 
 TEST_F(ServerConnectionsTest, ClientsOfGrpcAreToldTheLimitAndWaitWithMore) {
@@ -214,35 +165,35 @@ TEST_F(ServerConnectionsTest, ClientsOfGrpcAreToldTheLimitAndWaitWithMore) {
 }
 
 TEST_F(ServerConnectionsTest, ResetCallsOfOneConnectionTakeHalfOfThePlacesAndMoreAreRefused) {
-  const UniqueFd fd = Connect();
-  EXPECT_EQ(BeginAndResetAll(fd, 64), ServerConnections::kMaxEnded / 2);
+  Connection connection(port_);
+  EXPECT_EQ(BeginAndResetAll(&connection, 64), ServerConnections::kMaxEnded / 2);
 }
 
 TEST_F(ServerConnectionsTest, ConnectionEndsWhereMoreThan64CallsAreRefused) {
-  const UniqueFd fd = Connect();
-  EXPECT_EQ(BeginAndResetAll(fd, 64) % 64, 0);  // All of the last 64 were refused.
-  EXPECT_TRUE(Exchange(fd, Begin(1, 10'001)).has_ended);
+  Connection connection(port_);
+  EXPECT_EQ(BeginAndResetAll(&connection, 64) % 64, 0);  // All of the last 64 were refused.
+  EXPECT_TRUE(connection.Exchange(Begin(1, 10'001)).has_ended);
 }
 
 TEST_F(ServerConnectionsTest, EachConnectionHas16PlacesBesideThoseThatTakeAll) {
-  std::vector<UniqueFd> connections;
+  std::vector<std::unique_ptr<Connection>> connections;
   // The first takes half of the places, the next one half of the rest.
   for (int i = 0; i < 10; ++i) {
-    connections.push_back(Connect());
-    BeginAndResetAll(connections.back(), 64);
+    connections.push_back(std::make_unique<Connection>(port_));
+    BeginAndResetAll(connections.back().get(), 64);
   }
   EXPECT_GE(num_begun_, ServerConnections::kMaxEnded - ServerConnections::kAlways);
-  const UniqueFd fd = Connect();
-  EXPECT_EQ(BeginAndResetAll(fd, 1), ServerConnections::kAlways);
+  Connection connection(port_);
+  EXPECT_EQ(BeginAndResetAll(&connection, 1), ServerConnections::kAlways);
 }
 
 TEST_F(ServerConnectionsTest, ARefusedConnectionIsLetInAgainOnceItsCallsAreDealtWith) {
-  const UniqueFd fd = Connect();
-  BeginAndResetAll(fd, 1);
+  Connection connection(port_);
+  BeginAndResetAll(&connection, 1);
   service_.EndAll();
   // gRPC frees the last of them a little later.
   uint32_t stream = 20'001;
-  while (Exchange(fd, Begin(1, stream)).num_refused > 0) ASSERT_LT(stream += 2, 20'100);
+  while (connection.Exchange(Begin(1, stream)).num_refused > 0) ASSERT_LT(stream += 2, 20'100);
   EXPECT_EQ(service_.AwaitBegun(num_begun_ + 1), num_begun_ + 1);
 }
 

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status_matchers.h"
+#include "base/steady_time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/beset_coordinator.h"
@@ -105,7 +107,9 @@ TEST_F(HostileClientsTest, ThoseThatResetTheirCallsTakeNoMemoryAndAreEnded) {
   std::array<int, kNumHostilities> clients = {};
   clients[static_cast<size_t>(Hostility::kResets)] = 4;
   ASSERT_OK(coordinator_->Beset(clients));
+  const absl::Time deadline = SteadyNow() + absl::Minutes(2);
   while (coordinator_->hostile().NumCalls(Hostility::kResets) < 100) {
+    ASSERT_LT(SteadyNow(), deadline) << "the connections do not end";
     ASSERT_OK(coordinator_->Train());
     if (!kKeepsFreedMemory) {
       ASSERT_LE(coordinator_->PeakResidentBytes(), int64_t{256} << 20);

@@ -8,7 +8,9 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/address.h"
 #include "net/credentials.h"
+#include "net/http2_by_hand.h"
 #include "net/test_certificates.h"
 #include "proto/grpc_status.h"
 #include "proto/live_state.grpc.pb.h"
@@ -74,6 +76,19 @@ TEST(StateListenerTest, AddressThatClientsCannotBeToldOrReachUnprotectedIsRefuse
   ASSERT_OK_AND_ASSIGN(const auto first, StateListener::Start("127.0.0.1:0", {}, false, &sources));
   EXPECT_THAT(StateListener::Start(first->address(), {}, false, &sources).status(),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(first->address())));
+}
+
+TEST(StateListenerTest, ConnectionThatAcknowledgesNothingAndBegins17CallsEnds) {
+  LiveSources sources;
+  ASSERT_OK_AND_ASSIGN(const auto listener,
+                       StateListener::Start("127.0.0.1:0", {}, false, &sources));
+  ASSERT_OK_AND_ASSIGN(const ServerAddress address, ParseServerAddress(listener->address()));
+  const http2::Connection connection(address.port);
+  std::string begin = http2::Preface();
+  for (int call = 0; call < 16; ++call)
+    begin += http2::CallHeaders(2 * call + 1, "/tessera.v1.LiveFetch/Fetch");
+  EXPECT_FALSE(connection.Exchange(begin).has_ended);
+  EXPECT_TRUE(connection.Exchange(http2::CallHeaders(33, "/tessera.v1.LiveFetch/Fetch")).has_ended);
 }
 
 TEST(EncodeLivePieceTest, IsThatOfProtocolBuffersToTheByte) {
