@@ -88,6 +88,42 @@ struct Watch {
   bool has_begun = false;
 };
 
+// As a program does whose deadlines are too short: as many calls as one connection has, each reset
+// while the coordinator deals with it or before.
+TEST_F(LimitsTest, ClientThatCancels64CallsAgainAndAgainIsServedOn) {
+  options_.max_calls = CoordinatorServer::Options().max_calls;
+  Start();
+  if (IsSkipped() || HasFatalFailure()) return;
+  const auto stub = v1::Jobs::NewStub(ChannelOf("client"));
+  v1::GetJobRequest request;
+  request.set_job_id("none");
+  for (int round = 0; round < 50; ++round) {
+    grpc::CompletionQueue queue;
+    struct Call {
+      grpc::ClientContext context;
+      v1::Job reply;
+      grpc::Status status;
+      std::unique_ptr<grpc::ClientAsyncResponseReader<v1::Job>> reader;
+    };
+    std::vector<Call> calls(64);
+    for (Call& call : calls) {
+      call.reader = stub->AsyncGetJob(&call.context, request, &queue);
+      call.reader->Finish(&call.reply, &call.status, &call);
+    }
+    for (Call& call : calls) call.context.TryCancel();
+    for (size_t i = 0; i < calls.size(); ++i) {
+      void* tag = nullptr;
+      bool ok = false;
+      ASSERT_TRUE(queue.Next(&tag, &ok));
+    }
+    grpc::ClientContext context;
+    v1::Job job;
+    const grpc::Status status = stub->GetJob(&context, request, &job);
+    ASSERT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND)
+        << "round " << round << ": " << status.error_message();
+  }
+}
+
 TEST_F(LimitsTest, ClientOfTooManyCallsThatWaitIsToldSoAndItsOthersAndOtherClientsAreServed) {
   Start();
   ASSERT_OK(Create("client", "his"));
