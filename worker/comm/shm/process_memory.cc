@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -17,8 +18,10 @@ absl::Status ReadProcessMemory(pid_t process, uint64_t address, void* to, int64_
     const ssize_t read = process_vm_readv(process, &local, 1, &remote, 1, 0);
     if (read < 0 && errno == EINTR) continue;
     if (read <= 0) {
-      return absl::UnavailableError(absl::StrCat("read the memory of process ", process, ": ",
-                                                 strerror(read < 0 ? errno : EFAULT)));
+      const int error = read < 0 ? errno : EFAULT;
+      const std::string message =
+          absl::StrCat("read the memory of process ", process, ": ", strerror(error));
+      return error == ESRCH ? absl::NotFoundError(message) : absl::UnavailableError(message);
     }
     address += static_cast<uint64_t>(read);
     to = static_cast<char*>(to) + read;

@@ -14,8 +14,9 @@
 namespace tessera {
 
 // `address` is the other process's; whatever it is, nothing but `to` is written.
-// Errors: Unavailable  the process is gone, forbids it, or has no such memory; names the process.
-//                      Some of `to` may be written.
+// Errors: NotFound     the process is gone
+//         Unavailable  it forbids this, or has no such memory
+// Both name the process. Some of `to` may be written.
 absl::Status ReadProcessMemory(pid_t process, uint64_t address, void* to, int64_t bytes);
 
 }  // namespace tessera

@@ -50,13 +50,13 @@ TEST(ProcessMemoryTest, AddressThatIsNotMappedIsAnErrorThatNamesTheProcess) {
                        HasSubstr("read the memory of process " + std::to_string(getpid()))));
 }
 
-TEST(ProcessMemoryTest, ProcessThatIsGoneIsAnError) {
+TEST(ProcessMemoryTest, ProcessThatIsGoneIsNotFound) {
   const pid_t child = fork();
   if (child == 0) _exit(0);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   char byte;
   EXPECT_THAT(ReadProcessMemory(child, AddressOf(&byte), &byte, 1),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("No such process")));
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("No such process")));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "worker/comm/collective_arguments.h"
 #include "worker/comm/operation_digest.h"
 #include "worker/comm/reduce_parts.h"
@@ -82,14 +83,21 @@ absl::Status ShmCommunicator::ReadPeers(const void* send, char* recv, int64_t by
     const absl::Status read = ReadProcessMemory(slot->process.load(std::memory_order_relaxed),
                                                 slot->offered.load(std::memory_order_relaxed),
                                                 recv + r * bytes_per_rank, bytes_per_rank);
-    if (!read.ok()) {
-      // Most likely it has died: then it does not come, and its supervisor says why.
-      RETURN_IF_ERROR(Phase(digest));
-      return Break(Annotate(read, absl::StrCat("rank ", Named(r))));
-    }
+    if (!read.ok()) return BreakUnread(r, read);
     payload_bytes_copied_.fetch_add(bytes_per_rank, std::memory_order_relaxed);
   }
   return Phase(digest);  // Then all have read what this rank sends.
+}
+
+absl::Status ShmCommunicator::BreakUnread(int peer, const absl::Status& read) {
+  const absl::Status error = Annotate(read, absl::StrCat("rank ", Named(peer)));
+  if (!absl::IsNotFound(read)) return Break(error);
+  // It has died. Its supervisor aborts the epoch and says why. A phase would not wait for that: the
+  // dead rank may have entered this one.
+  const absl::Status aborted = WaitUntil(
+      &region_.slot(options_.channel, peer)->arrived, [](uint32_t) { return false; }, abort_,
+      SteadyNow() + timeout_, policy_);
+  return Break(absl::IsAborted(aborted) ? aborted : error);
 }
 
 absl::Status ShmCommunicator::ReduceScatter(const void* send, host::SumOutput recv,

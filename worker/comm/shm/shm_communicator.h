@@ -120,6 +120,8 @@ class ShmCommunicator : public Communicator {
   int64_t half_bytes() const { return options_.staging_bytes_per_rank / 2; }
   void CopyPayload(void* to, const void* from, int64_t bytes);
   absl::Status ReadPeers(const void* send, char* recv, int64_t bytes_per_rank, uint32_t digest);
+  // The memory of `peer` could not be read.
+  absl::Status BreakUnread(int peer, const absl::Status& read);
   struct Combination {
     ElementType type;
     ReduceOp op;

@@ -1,9 +1,14 @@
 // What is particular to shared memory: joining, epochs, channels, killed ranks.
 #include "worker/comm/shm/shm_communicator.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <fstream>
 #include <thread>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
@@ -38,6 +43,14 @@ absl::Status JoinAndSum(ShmCommunicator::Options options, int rank, uint32_t epo
     RANK_EXPECT(sum == options.size * (options.size + 1) / 2, "got ", sum);
   }
   return absl::OkStatus();
+}
+
+// As in /proc: S for a process that waits, Z for one that has ended.
+char StateOf(pid_t process) {
+  std::ifstream file(absl::StrCat("/proc/", process, "/stat"));
+  const std::string line((std::istreambuf_iterator<char>(file)), {});
+  const size_t name_end = line.rfind(')');
+  return name_end == std::string::npos ? 'Z' : line.at(name_end + 2);
 }
 
 TEST(ShmCommunicatorTest, RequiredBytesRefusesNonsense) {
@@ -199,6 +212,43 @@ TEST(ShmCommunicatorTest, LargeAllGatherCopiesEachByteOnceWhereAllRanksCanReadEa
   };
   EXPECT_THAT(copied(true), Each(3 * kBytes));
   EXPECT_THAT(copied(false), Each(4 * kBytes));
+}
+
+// Rank 1 has read what it needs, entered the last phase and died when rank 0 comes to read its
+// memory: for rank 0 nobody is missing in that phase.
+TEST(ShmCommunicatorTest, RankThatReadsTheMemoryOfADeadOneWaitsForItsSupervisorsReason) {
+  const SharedMapping mapping(ShmBytes(Group(2)));
+  const SharedMapping shared(4096);
+  auto* go = reinterpret_cast<std::atomic<bool>*>(shared.data());
+  const auto gather = [&](int rank) -> absl::Status {
+    ShmCommunicator::Options options = ShmOptions(Group(2), mapping);
+    options.rank = rank;
+    ASSIGN_OR_RETURN(auto comm, ShmCommunicator::Create(options));
+    while (rank == 1 && !go->load()) std::this_thread::yield();
+    const std::vector<char> send(200'000, 1);
+    std::vector<char> all(2 * send.size());
+    return comm->AllGather(send.data(), all.data(), send.size());
+  };
+  RankProcess reader([&] { return gather(0); });
+  RankProcess dead([&] { return gather(1); });
+  const ShmRegion region(mapping.data(), 2, 2, 16 << 10);
+  const auto await_phase = [&](int rank, uint32_t phase) {
+    while (region.slot(0, rank)->arrived.value.load() < phase) std::this_thread::yield();
+  };
+  await_phase(0, 1);
+  ASSERT_EQ(kill(reader.pid(), SIGSTOP), 0);
+  int state = 0;
+  ASSERT_EQ(waitpid(reader.pid(), &state, WUNTRACED), reader.pid());
+  ASSERT_TRUE(WIFSTOPPED(state));
+  go->store(true);
+  await_phase(1, 2);
+  dead.Kill();
+  EXPECT_FALSE(dead.Join().ok());
+  ASSERT_EQ(kill(reader.pid(), SIGCONT), 0);
+  while (StateOf(reader.pid()) != 'S' && StateOf(reader.pid()) != 'Z') std::this_thread::yield();
+  ASSERT_OK(ShmCommunicator::AbortEpoch(ShmOptions(Group(2), mapping),
+                                        absl::UnavailableError("rank 1 was killed")));
+  EXPECT_THAT(reader.Join(), StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1 was killed")));
 }
 
 // Rank 1 dies wherever it happens to be in a row of operations; a supervisor aborts the epoch; all

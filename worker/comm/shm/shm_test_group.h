@@ -39,6 +39,7 @@ class RankProcess {
   RankProcess(const std::function<absl::Status()>& body);
   RankProcess(RankProcess&&) = default;
 
+  pid_t pid() const { return pid_; }
   void Kill();
   // What the body returned, or Internal naming the signal that ended the process.
   absl::Status Join();
