@@ -43,6 +43,8 @@ std::string Preface(absl::string_view settings) {
   return absl::StrCat("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Frame(kSettings, 0, 0, settings));
 }
 
+std::string Acknowledge() { return Frame(kSettings, kEndStream, 0, ""); }
+
 std::string CallHeaders(uint32_t stream, absl::string_view method) {
   // POST and http of HPACK's table, :path and :authority by their places in it, content-type, te.
   return Frame(
@@ -52,6 +54,14 @@ std::string CallHeaders(uint32_t stream, absl::string_view method) {
 }
 
 std::string Reset(uint32_t stream) { return Frame(kReset, 0, stream, BigEndian(8, 4)); }
+
+std::string BeginCall(uint32_t stream, absl::string_view method, uint32_t announced_bytes,
+                      absl::string_view bytes) {
+  const bool is_all = bytes.size() == announced_bytes;
+  return CallHeaders(stream, method) +
+         Frame(kData, is_all ? kEndStream : 0, stream,
+               absl::StrCat(BigEndian(0, 1), BigEndian(announced_bytes, 4), bytes));
+}
 
 Connection::Connection(int port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   const timeval timeout = {20, 0};
@@ -78,6 +88,11 @@ Connection::Answer Connection::Exchange(const std::string& bytes) const {
     }
   }
   return {false, NumRefused(received)};
+}
+
+bool Connection::Send(const std::string& bytes) const {
+  return send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(bytes.size());
 }
 
 }  // namespace tessera::http2

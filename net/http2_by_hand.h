@@ -25,10 +25,16 @@ constexpr uint8_t kEndHeaders = 4;
 std::string Frame(FrameType type, uint8_t flags, uint32_t stream, absl::string_view payload);
 // The first bytes of a connection. `settings`: a payload of kSettings.
 std::string Preface(absl::string_view settings = "");
+// Of the other side's settings, which it may not have read.
+std::string Acknowledge();
 // The headers of a call of `method`, "/package.Service/Method", of less than 127 bytes; its message
 // is to follow.
 std::string CallHeaders(uint32_t stream, absl::string_view method);
 std::string Reset(uint32_t stream);
+// Headers, and a message that announces to have so many bytes, with the first ones. The client's
+// side of the call ends here if these are all.
+std::string BeginCall(uint32_t stream, absl::string_view method, uint32_t announced_bytes,
+                      absl::string_view bytes);
 
 // To a server on this machine's loopback. Confined to one thread.
 class Connection {
@@ -41,6 +47,8 @@ class Connection {
   };
   // Once the server has dealt with all of `bytes`. It is pinged twice each time.
   Answer Exchange(const std::string& bytes) const;
+  // Reads nothing. False: not all was taken.
+  bool Send(const std::string& bytes) const;
 
  private:
   const UniqueFd fd_;

@@ -7,18 +7,37 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/variant.h"
 #include "base/check.h"
 #include "grpcpp/version_info.h"
 
 namespace tessera {
 
-void ServerConnections::Limit(grpc::ServerBuilder* builder) {
+namespace {
+
+// Of this process.
+std::atomic<bool> some_server_takes_any_request = false;
+
+}  // namespace
+
+void ServerConnections::Limit(grpc::ServerBuilder* builder, Requests requests) {
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxCalls);
+  if (requests == Requests::kAny) {
+    some_server_takes_any_request = true;
+    return;
+  }
+  builder->SetMaxReceiveMessageSize(kMaxSmallRequestBytes);
+  // How much of a call a client may send before it is read. gRPC would widen it by what it measures
+  // of a connection.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kMaxSmallRequestBytes);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
 }
 
 }  // namespace tessera
@@ -31,6 +50,9 @@ struct grpc_endpoint;
 struct grpc_chttp2_stream;
 struct grpc_chttp2_stream_map;
 struct grpc_transport_one_way_stats;
+namespace grpc_core {
+class SliceBuffer;
+}
 enum grpc_chttp2_initiate_write_reason : int { kWriteReset = 8 };
 
 namespace tessera {
@@ -53,6 +75,12 @@ class ServerCalls {
   void Begin(const void* call, const void* connection) {
     absl::MutexLock lock(&mu_);
     calls_[call] = {connection, /*has_ended=*/false};
+  }
+  // Null: it is not a call of a server, but one that this process makes.
+  const void* ConnectionOf(const void* call) {
+    absl::MutexLock lock(&mu_);
+    const auto found = calls_.find(call);
+    return found == calls_.end() ? nullptr : found->second.connection;
   }
   // The connection does not know it any more.
   void End(const void* call) {
@@ -142,9 +170,11 @@ void grpc_chttp2_add_rst_stream_to_next_write(grpc_chttp2_transport* connection,
 void grpc_chttp2_initiate_write(grpc_chttp2_transport* connection,
                                 grpc_chttp2_initiate_write_reason reason);
 
-// Its first member.
-static grpc_transport* BaseOf(grpc_chttp2_transport* connection) {
-  return reinterpret_cast<grpc_transport*>(connection);
+// gRPC closes it, once it has read to the end.
+static void EndConnection(const void* connection) {
+  // A grpc_transport is the first member of a grpc_chttp2_transport.
+  auto* const transport = static_cast<grpc_transport*>(const_cast<void*>(connection));
+  shutdown(grpc_endpoint_get_fd(grpc_transport_get_endpoint(transport)), SHUT_RDWR);
 }
 
 // A client begins a call. Null: it is not let in, and what else comes of it is skipped.
@@ -157,8 +187,7 @@ grpc_chttp2_stream* grpc_chttp2_parsing_accept_stream(grpc_chttp2_transport* con
   const Answer answer = tessera::Calls().AnswerTo(connection);
   if (answer == Answer::kLetIn) return accept(connection, id);
   if (answer == Answer::kEnded) {
-    // gRPC closes it, once it has read to the end.
-    shutdown(grpc_endpoint_get_fd(grpc_transport_get_endpoint(BaseOf(connection))), SHUT_RDWR);
+    EndConnection(connection);
     return nullptr;
   }
   grpc_chttp2_add_rst_stream_to_next_write(connection, id, tessera::kRefusedStream, nullptr);
@@ -177,6 +206,27 @@ void ConstructStream(grpc_chttp2_stream* call, grpc_chttp2_transport* connection
   static auto* const construct = tessera::FunctionOfGrpc(&ConstructStream, TESSERA_CONSTRUCTOR);
   if (server_data != nullptr) tessera::Calls().Begin(call, connection);
   construct(call, connection, references, server_data, arena);
+}
+
+// A call's bytes become a message, if all of it is there. `missing_bytes`: what gRPC reads until then.
+struct Pending {};
+using Deframed = absl::variant<Pending, absl::Status>;
+#define TESSERA_DEFRAME                                                         \
+  "_Z40grpc_deframe_unprocessed_incoming_framesP18grpc_chttp2_streamPlPN9grpc_" \
+  "core11SliceBufferEPj"
+Deframed Deframe(grpc_chttp2_stream* call, int64_t* missing_bytes, grpc_core::SliceBuffer* message,
+                 uint32_t* flags) __asm__(TESSERA_DEFRAME);
+Deframed Deframe(grpc_chttp2_stream* call, int64_t* missing_bytes, grpc_core::SliceBuffer* message,
+                 uint32_t* flags) {
+  static auto* const deframe = tessera::FunctionOfGrpc(&Deframe, TESSERA_DEFRAME);
+  Deframed deframed = deframe(call, missing_bytes, message, flags);
+  if (absl::holds_alternative<Pending>(deframed) &&
+      *missing_bytes > tessera::ServerConnections::kMaxSmallRequestBytes &&
+      !tessera::some_server_takes_any_request) {
+    const void* const connection = tessera::Calls().ConnectionOf(call);
+    if (connection != nullptr) EndConnection(connection);
+  }
+  return deframed;
 }
 
 // Both sides have ended a call. Returns the call, or null.

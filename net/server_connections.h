@@ -10,6 +10,9 @@
 // What it begins otherwise is reset as REFUSED_STREAM, after which gRPC's clients try again. If more
 // than kMaxRefused are refused before all of its ended calls are freed, the connection is ended:
 // reading what it sends would keep the server from everybody else.
+//
+// gRPC 1.51 looks at the size of a message once all of it is there. Where all servers of a process
+// take small requests alone, a client that announces a larger one has its connection ended at once.
 #ifndef TESSERA_NET_SERVER_CONNECTIONS_H_
 #define TESSERA_NET_SERVER_CONNECTIONS_H_
 
@@ -27,8 +30,11 @@ class ServerConnections {
   static constexpr int kAlways = 16;
   static constexpr int kMaxRefused = kMaxCalls;
 
+  static constexpr int kMaxSmallRequestBytes = 4 << 10;
+
+  enum class Requests { kAny, kSmall };
   // Before the server is built.
-  static void Limit(grpc::ServerBuilder* builder);
+  static void Limit(grpc::ServerBuilder* builder, Requests requests);
 };
 
 }  // namespace tessera

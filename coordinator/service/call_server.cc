@@ -18,7 +18,7 @@ constexpr int kAwaitedCalls = 1024;
 }  // namespace
 
 void CallServer::AddTo(grpc::ServerBuilder* builder) {
-  ServerConnections::Limit(builder);
+  ServerConnections::Limit(builder, ServerConnections::Requests::kAny);
   builder->RegisterAsyncGenericService(&generic_);
   queue_ = builder->AddCompletionQueue();
 }

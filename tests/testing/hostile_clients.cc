@@ -69,18 +69,6 @@ std::string Preface() {
          http2::Frame(http2::kWindowUpdate, 0, 0, kMoreOfConnection);
 }
 
-// Acknowledges settings that it has not read.
-std::string Acknowledge() { return http2::Frame(http2::kSettings, http2::kEndStream, 0, ""); }
-
-// Of a call: the headers, and that its message has so many bytes. `is_all`: the stream ends here.
-std::string BeginCall(uint32_t stream, absl::string_view method, uint32_t message_bytes,
-                      bool is_all) {
-  std::string prefix(5, '\0');
-  for (int i = 0; i < 4; ++i) prefix[1 + i] = static_cast<char>(message_bytes >> (24 - 8 * i));
-  return http2::CallHeaders(stream, method) +
-         http2::Frame(http2::kData, is_all ? http2::kEndStream : 0, stream, prefix);
-}
-
 // One call on a connection of its own, by hand.
 class CallByHand {
  public:
@@ -351,7 +339,7 @@ void HostileClients::SendByHand(Hostility kind) const {
   const auto is_over = [&] { return stopped_ || SteadyNow() >= end; };
   const std::string part(16 << 10, 'j');
   const auto get_job = [](uint32_t bytes) {
-    return Preface() + BeginCall(1, "/tessera.v1.Jobs/GetJob", bytes, /*is_all=*/false);
+    return Preface() + http2::BeginCall(1, "/tessera.v1.Jobs/GetJob", bytes, "");
   };
   CallByHand call(fd.get());
   if (kind == Hostility::kSlowRequest) {
@@ -359,9 +347,9 @@ void HostileClients::SendByHand(Hostility kind) const {
   } else if (kind == Hostility::kEndless) {
     call.Run(get_job(0xffffffff), part, is_over);
   } else if (kind == Hostility::kReadsNothing) {
-    std::string calls = Preface() + Acknowledge();
+    std::string calls = Preface() + http2::Acknowledge();
     for (uint32_t i = 0; i < 60; ++i)
-      calls += BeginCall(2 * i + 1, "/tessera.v1.Membership/ListWorkers", 0, /*is_all=*/true);
+      calls += http2::BeginCall(2 * i + 1, "/tessera.v1.Membership/ListWorkers", 0, "");
     call.SendAlone(
         calls, [] { return ""; }, is_over);
   } else {
@@ -371,7 +359,7 @@ void HostileClients::SendByHand(Hostility kind) const {
         calls += http2::CallHeaders(stream, "/tessera.v1.Jobs/GetJob") + http2::Reset(stream);
       return calls;
     };
-    call.SendAlone(Preface() + Acknowledge(), more, is_over);
+    call.SendAlone(Preface() + http2::Acknowledge(), more, is_over);
   }
 }
 

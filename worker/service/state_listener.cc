@@ -31,7 +31,7 @@ class GrpcStateListener : public StateListener {
     builder.AddListeningPort(text, std::move(credentials), &port);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
     SetKeepalive(&builder);
-    ServerConnections::Limit(&builder);
+    ServerConnections::Limit(&builder, ServerConnections::Requests::kSmall);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     // gRPC does not say why it could not listen.

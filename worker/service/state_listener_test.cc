@@ -2,7 +2,13 @@
 // tests/integration/live_state_test.cc.
 #include "worker/service/state_listener.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <iterator>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
@@ -21,6 +27,12 @@ namespace {
 
 using ::testing::_;
 using ::testing::HasSubstr;
+
+constexpr char kFetch[] = "/tessera.v1.LiveFetch/Fetch";
+
+ptrdiff_t NumThreads() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+}
 
 absl::Status Fetch(const std::string& address, const TlsFiles& tls) {
   auto channel = OpenChannel({address, tls}, grpc::ChannelArguments());
@@ -85,10 +97,42 @@ TEST(StateListenerTest, ConnectionThatAcknowledgesNothingAndBegins17CallsEnds) {
   ASSERT_OK_AND_ASSIGN(const ServerAddress address, ParseServerAddress(listener->address()));
   const http2::Connection connection(address.port);
   std::string begin = http2::Preface();
-  for (int call = 0; call < 16; ++call)
-    begin += http2::CallHeaders(2 * call + 1, "/tessera.v1.LiveFetch/Fetch");
+  for (int call = 0; call < 16; ++call) begin += http2::CallHeaders(2 * call + 1, kFetch);
   EXPECT_FALSE(connection.Exchange(begin).has_ended);
-  EXPECT_TRUE(connection.Exchange(http2::CallHeaders(33, "/tessera.v1.LiveFetch/Fetch")).has_ended);
+  EXPECT_TRUE(connection.Exchange(http2::CallHeaders(33, kFetch)).has_ended);
+}
+
+TEST(StateListenerTest, ConnectionThatAnnouncesMoreThanARequestCanHaveEndsAtOnce) {
+  LiveSources sources;
+  ASSERT_OK_AND_ASSIGN(const auto listener,
+                       StateListener::Start("127.0.0.1:0", {}, false, &sources));
+  ASSERT_OK_AND_ASSIGN(const ServerAddress address, ParseServerAddress(listener->address()));
+  const http2::Connection modest(address.port), greedy(address.port);
+  ASSERT_FALSE(modest.Exchange(http2::Preface()).has_ended);
+  ASSERT_FALSE(greedy.Exchange(http2::Preface()).has_ended);
+  EXPECT_FALSE(modest.Exchange(http2::BeginCall(1, kFetch, 4 << 10, "part")).has_ended);
+  EXPECT_TRUE(greedy.Exchange(http2::BeginCall(1, kFetch, 4 << 20, "part")).has_ended);
+  EXPECT_FALSE(modest.Exchange(http2::BeginCall(3, kFetch, 4 << 10, "part")).has_ended);
+}
+
+// With a server that gives each call a thread they took hundreds.
+TEST(StateListenerTest, ClientsThatEndTheirConnectionsWithinCallsTakeNoThreads) {
+  LiveSources sources;
+  ASSERT_OK_AND_ASSIGN(const auto listener,
+                       StateListener::Start("127.0.0.1:0", {}, false, &sources));
+  ASSERT_OK_AND_ASSIGN(const ServerAddress address, ParseServerAddress(listener->address()));
+  ASSERT_THAT(Fetch(listener->address(), {}), StatusIs(absl::StatusCode::kNotFound, _));
+  const ptrdiff_t threads_before = NumThreads();
+  std::string bytes = http2::Preface() + http2::Acknowledge();
+  for (int call = 0; call < 60; ++call)
+    bytes += http2::BeginCall(2 * call + 1, kFetch, 4 << 10, std::string(4000, 'j'));
+  ptrdiff_t most_threads = 0;
+  for (int round = 0; round < 200; ++round) {
+    EXPECT_TRUE(http2::Connection(address.port).Send(bytes));
+    most_threads = std::max(most_threads, NumThreads());
+  }
+  // gRPC has a few of its own.
+  EXPECT_LT(most_threads, threads_before + 20);
 }
 
 TEST(EncodeLivePieceTest, IsThatOfProtocolBuffersToTheByte) {

@@ -203,9 +203,7 @@ class WorkerServerImpl : public WorkerServer {
     builder.RegisterService(service_.get());
     builder.RegisterService(&fetches_);
     PermitPings(&builder);
-    ServerConnections::Limit(&builder);
-    // Requests are small here. What is large is sent, not received.
-    builder.SetMaxReceiveMessageSize(1 << 20);
+    ServerConnections::Limit(&builder, ServerConnections::Requests::kSmall);
     // For this user and root alone, from the very moment that the socket is there.
     const mode_t old_mask = umask(0177);
     server_ = builder.BuildAndStart();
