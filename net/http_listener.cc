@@ -23,7 +23,7 @@
 #include "httplib.h"
 #include "net/address.h"
 #include "net/http_stream.h"
-#include "net/listen_failure.h"
+#include "net/listen_tcp.h"
 
 namespace tessera {
 namespace {

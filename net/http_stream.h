@@ -3,31 +3,18 @@
 #ifndef TESSERA_NET_HTTP_STREAM_H_
 #define TESSERA_NET_HTTP_STREAM_H_
 
-#include <openssl/ssl.h>
 #include <sys/types.h>
 
 #include <array>
 #include <memory>
 #include <string>
 
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "httplib.h"
-#include "net/transport_security.h"
+#include "net/tls_context.h"
 
 namespace tessera {
-
-template <typename T, void (*Free)(T*)>
-struct OpenSslFreer {
-  void operator()(T* value) const { Free(value); }
-};
-using SslContext = std::unique_ptr<SSL_CTX, OpenSslFreer<SSL_CTX, SSL_CTX_free>>;
-using SslConnection = std::unique_ptr<SSL, OpenSslFreer<SSL, SSL_free>>;
-
-// Of a server whose clients need a certificate of the CA.
-// Errors: NotFound, PermissionDenied, InvalidArgument  a file that cannot be read or is none (names it)
-absl::StatusOr<SslContext> MakeServerContext(const TlsFiles& tls);
 
 class HttpStream : public httplib::Stream {
  public:

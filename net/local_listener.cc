@@ -1,8 +1,6 @@
 #include "net/local_listener.h"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -11,12 +9,11 @@
 #include <cerrno>
 #include <utility>
 
+#include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "base/log.h"
-#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/unix_socket.h"
@@ -29,33 +26,28 @@ namespace {
 constexpr size_t kMaxConnectionsOfUser = 512;
 // A call ends with its connection, but for what its handler does then.
 constexpr absl::Duration kKeptAfterItsEnd = absl::Minutes(10);
-constexpr absl::Duration kBetweenWarnings = absl::Seconds(10);
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalListener>> LocalListener::Bind(const std::string& path) {
   // Every user may connect. The kernel says which one it is.
   ASSIGN_OR_RETURN(UniqueFd listener, ListenUnixSocket(path, SOCK_STREAM | SOCK_NONBLOCK, 0666));
-  UniqueFd stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!stop.valid()) return ErrnoStatus(errno, "eventfd");
-  return std::unique_ptr<LocalListener>(
-      new LocalListener(path, std::move(listener), std::move(stop)));
+  return absl::WrapUnique(new LocalListener(path, std::move(listener)));
 }
+
+LocalListener::LocalListener(const std::string& path, UniqueFd listener)
+    : path_(path), loop_(absl::StrCat("socket '", path, "'"), std::move(listener)) {}
 
 LocalListener::~LocalListener() { Stop(); }
 
 absl::Status LocalListener::Serve(grpc::Server* server) {
-  ASSIGN_OR_RETURN(thread_, StartThread("local connections", [this, server] { Run(server); }));
-  return absl::OkStatus();
+  return loop_.Start(
+      [this, server](UniqueFd connection) { return Take(std::move(connection), server); });
 }
 
 void LocalListener::Stop() {
-  if (!thread_.joinable()) return;
-  const uint64_t one = 1;
-  while (write(stop_.get(), &one, sizeof(one)) < 0 && errno == EINTR) continue;
-  thread_.join();
-  // Last: nobody accepts here any more, so the name would lead nowhere.
-  unlink(path_.c_str());
+  // The name last: nobody accepts here any more, so it would lead nowhere.
+  if (loop_.Stop()) unlink(path_.c_str());
 }
 
 std::optional<uid_t> LocalListener::UserOf(absl::string_view peer) const {
@@ -67,36 +59,15 @@ std::optional<uid_t> LocalListener::UserOf(absl::string_view peer) const {
   return it->second.user;
 }
 
-void LocalListener::Run(grpc::Server* server) {
-  pollfd polled[2] = {{listener_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
-  absl::Time warned_at = absl::InfinitePast();
-  const auto warn = [&](const std::string& what) {
-    if (SteadyNow() - warned_at < kBetweenWarnings) return;
-    warned_at = SteadyNow();
-    TESSERA_LOG(WARNING, "socket '{}': {}", path_, what);
-  };
-  bool is_short = false;
-  while (polled[1].revents == 0) {
-    // Out of descriptors: the connections that wait are taken once others have ended.
-    if (poll(is_short ? &polled[1] : polled, is_short ? 1 : 2, is_short ? 100 : -1) < 0) continue;
-    // Non-blocking: the client may be gone by now.
-    UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    is_short = !connection.valid() && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
-    if (is_short) warn("no descriptor is free");
-    if (!connection.valid()) continue;
-    ucred peer = {};
-    socklen_t size = sizeof(peer);
-    if (getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) continue;
-    absl::StatusOr<UniqueFd> numbered = Number(connection, peer.uid);
-    // gRPC gets only the copy, whose number UserOf knows.
-    connection.Reset();
-    if (numbered.ok()) {
-      // gRPC names the connection by its descriptor, which UserOf looks up.
-      grpc::AddInsecureChannelFromFd(server, numbered->Release());
-    } else {
-      warn(std::string(numbered.status().message()));
-    }
-  }
+absl::Status LocalListener::Take(UniqueFd connection, grpc::Server* server) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+    return ErrnoStatus(errno, "whose connection it is");
+  // gRPC gets only the copy, whose number UserOf knows: by it gRPC names the connection.
+  ASSIGN_OR_RETURN(UniqueFd numbered, Number(connection, peer.uid));
+  grpc::AddInsecureChannelFromFd(server, numbered.Release());
+  return absl::OkStatus();
 }
 
 size_t LocalListener::Sweep(uid_t user) {

@@ -20,7 +20,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -28,6 +27,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
+#include "net/accept_loop.h"
 
 namespace grpc {
 class Server;
@@ -45,7 +45,7 @@ class LocalListener {
   ~LocalListener();  // Stop().
 
   // Hands connections to `server`, which outlives this or Stop(). Once.
-  // Errors: ResourceExhausted  no thread can be made
+  // Errors: as AcceptLoop::Start
   absl::Status Serve(grpc::Server* server);
   // Takes no more, and removes the socket. Idempotent.
   void Stop();
@@ -55,8 +55,7 @@ class LocalListener {
   std::optional<uid_t> UserOf(absl::string_view peer) const;
 
  private:
-  LocalListener(std::string path, UniqueFd listener, UniqueFd stop)
-      : path_(std::move(path)), listener_(std::move(listener)), stop_(std::move(stop)) {}
+  LocalListener(const std::string& path, UniqueFd listener);
 
   // A descriptor that is a user's.
   struct Owned {
@@ -66,7 +65,7 @@ class LocalListener {
         absl::InfiniteFuture();  // When it was first seen not to be that any more.
   };
 
-  void Run(grpc::Server* server);
+  absl::Status Take(UniqueFd connection, grpc::Server* server);
   // The connection under a number that is the user's.
   // Errors: ResourceExhausted  the user has too many connections, or the process has
   absl::StatusOr<UniqueFd> Number(const UniqueFd& connection, uid_t user);
@@ -74,11 +73,9 @@ class LocalListener {
   size_t Sweep(uid_t user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string path_;
-  const UniqueFd listener_;
-  const UniqueFd stop_;  // An eventfd.
-  std::thread thread_;
   mutable absl::Mutex mu_;
   std::map<int, Owned> owned_ ABSL_GUARDED_BY(mu_);  // By descriptor.
+  AcceptLoop loop_;
 };
 
 }  // namespace tessera

@@ -77,9 +77,9 @@ RULES = [
     Rule(r"", r"worker/device/cuda/|worker/comm/nccl/",
          r"cuda[_.A-Z]|cuda\w*\.h|cub/|thrust/|cooperative_groups|nvtx|nccl",
          "CUDA and NCCL headers only under worker/device/cuda and worker/comm/nccl"),
-    Rule(r"", r"[a-z]+/(?:.*/)?service/|worker/agent/|client/.*\.cc$|proto/grpc_status|net/(?:credentials|caller_version|caller_identity|local_listener|server_connections)|"
+    Rule(r"", r"[a-z]+/(?:.*/)?service/|worker/agent/|client/.*\.cc$|proto/grpc_status|net/(?:credentials|caller_version|caller_identity|local_listener|server_connections|tcp_listener)|"
          + _TESTS, _GRPC, "gRPC headers only in */service, worker/agent, client sources, "
-         "proto/grpc_status, net/{credentials,caller_version,caller_identity,local_listener,server_connections}"),
+         "proto/grpc_status, net/{credentials,caller_version,caller_identity,local_listener,server_connections,tcp_listener}"),
     Rule(r"", r"tests/", r"tests/", "nothing includes tests/"),
     Rule(r"", r"client/torch/|client/include/tessera/torch/|tests/", r"torch/|ATen/|c10/",
          "libtorch only in client/torch and tessera/torch"),

@@ -29,8 +29,9 @@
 #include "net/caller_identity.h"
 #include "net/credentials.h"
 #include "net/http_listener.h"
-#include "net/listen_failure.h"
 #include "net/local_listener.h"
+#include "net/tcp_listener.h"
+#include "net/tls_context.h"
 #include "proto/health.pb.h"
 
 namespace tessera::coordinator {
@@ -158,7 +159,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
     return absl::OkStatus();
   }
 
-  int port() const override { return port_; }
+  int port() const override { return tcp_ == nullptr ? 0 : tcp_->port(); }
   int http_port() const override { return http_ == nullptr ? 0 : http_->port(); }
   bool AwaitProgress() override { return host_->AwaitTick(); }
   void Stop() override;
@@ -181,7 +182,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   HandOverService hand_overs_;
   CallServer calls_;
   std::unique_ptr<grpc::Server> server_;
-  int port_ = 0;
+  std::unique_ptr<TcpListener> tcp_;  // Null: it does not listen there.
   absl::once_flag stop_once_;
   absl::Notification stopped_;
   std::unique_ptr<HttpListener> http_;
@@ -190,8 +191,10 @@ class GrpcCoordinatorServer : public CoordinatorServer {
 absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerAddress& address,
                                            std::shared_ptr<grpc::ServerCredentials> credentials) {
   grpc::ServerBuilder builder;
-  if (credentials != nullptr) builder.AddListeningPort(options.listen_address, credentials, &port_);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
+  if (credentials != nullptr) {
+    ASSIGN_OR_RETURN(tcp_, TcpListener::Bind(address, options.listen_address));
+    tcp_->AddTo(&builder, std::move(credentials));
+  }
   // Otherwise gRPC widens the window below by what it measures of a connection.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   // How much of a call a client may send before we read it. While we read a message, it is more.
@@ -217,14 +220,11 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   AddHealth(&calls_);
   calls_.AddTo(&builder);
   server_ = builder.BuildAndStart();
-  if (server_ != nullptr && (port_ > 0 || credentials == nullptr)) {
-    RETURN_IF_ERROR(calls_.Start());
-    return local_ == nullptr ? absl::OkStatus() : local_->Serve(server_.get());
-  }
-  const absl::Status status = DiagnoseListenFailure(address, options.listen_address);
-  if (!absl::IsUnavailable(status) || options.tls.empty()) return status;
-  return absl::UnavailableError(absl::StrCat(status.message(), "; is '", options.tls.key_path,
-                                             "' the key of '", options.tls.certificate_path, "'?"));
+  if (server_ == nullptr)
+    return absl::InternalError("gRPC could not start its server, and does not say why");
+  RETURN_IF_ERROR(calls_.Start());
+  if (tcp_ != nullptr) RETURN_IF_ERROR(tcp_->Serve());
+  return local_ == nullptr ? absl::OkStatus() : local_->Serve(server_.get());
 }
 
 void GrpcCoordinatorServer::Stop() {
@@ -233,6 +233,7 @@ void GrpcCoordinatorServer::Stop() {
     // Its handlers wait in AwaitTick, which the host has ended.
     http_.reset();
     if (local_ != nullptr) local_->Stop();
+    if (tcp_ != nullptr) tcp_->Stop();
     if (server_ != nullptr) {
       // Streams do not end by themselves, so gRPC cancels what still runs after this time.
       server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
@@ -261,6 +262,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
     }
     ASSIGN_OR_RETURN(credentials, MakeServerCredentials(options.listen_address, options.tls,
                                                         options.insecure_listen));
+    // Without this the first client would find that the key is not the certificate's.
+    if (!options.tls.empty()) RETURN_IF_ERROR(MakeServerContext(options.tls).status());
   } else if (options.local_socket.empty()) {
     return absl::InvalidArgumentError("neither an address nor a local socket to listen at");
   }

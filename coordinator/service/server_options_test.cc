@@ -181,7 +181,7 @@ TEST_F(TlsTest, KeyOfAnotherCertificateIsNamed) {
   options.tls = certificates_->server();
   options.tls.key_path = certificates_->client().key_path;
   EXPECT_THAT(CoordinatorServer::Start(options),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr(options.tls.key_path)));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(options.tls.key_path)));
 }
 
 }  // namespace

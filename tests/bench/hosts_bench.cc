@@ -3,8 +3,10 @@
 #include <stdlib.h>
 
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -155,7 +157,8 @@ absl::StatusOr<std::vector<Row>> BenchHosts(int size, int rounds, int64_t bytes)
   options.shared_bytes = places.Total();
   absl::StatusOr<TeamResult> result =
       RunTeam(options, [&](TeamMember* member) { Measure(member, places, directory); });
-  std::system(absl::StrCat("rm -rf '", directory, "'").c_str());
+  std::error_code ignored;
+  std::filesystem::remove_all(directory, ignored);
   RETURN_IF_ERROR(result.status());
   return Judge(size, *result);
 }

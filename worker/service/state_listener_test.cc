@@ -73,6 +73,10 @@ TEST(StateListenerTest, OnlyClientsOfTheAuthorityGetInWhereThereIsOne) {
   EXPECT_THAT(Fetch(listener->address(), (*certificates)->stranger()),
               StatusIs(absl::StatusCode::kUnavailable, _));
   EXPECT_THAT(Fetch(listener->address(), {}), StatusIs(absl::StatusCode::kUnavailable, _));
+  TlsFiles mixed = (*certificates)->server();
+  mixed.key_path = (*certificates)->client().key_path;
+  EXPECT_THAT(StateListener::Start("127.0.0.1:0", mixed, false, &sources).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(mixed.key_path)));
 }
 
 TEST(StateListenerTest, AddressThatClientsCannotBeToldOrReachUnprotectedIsRefused) {

@@ -1,6 +1,6 @@
 #include "worker/service/worker_server.h"
 
-#include <sys/stat.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,11 +16,15 @@
 #include "base/random_bytes.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "base/unique_fd.h"
+#include "base/unix_socket.h"
 #include "base/utf8.h"
 #include "base/version.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
+#include "grpcpp/server_posix.h"
 #include "job/field_limits.h"
+#include "net/accept_loop.h"
 #include "net/credentials.h"
 #include "net/http_listener.h"
 #include "net/server_connections.h"
@@ -194,22 +198,24 @@ class WorkerServerImpl : public WorkerServer {
     service.coordinator_connected = [this] { return agent_->connected(); };
     service.cluster = [this] { return agent_->cluster(); };
     service_ = std::make_unique<WorkerService>(std::move(service), keeper_.get());
-    // Left by a killed daemon: the folder's lock says that no other worker has it.
-    unlink(socket_path_.c_str());
+    // For this user and root alone.
+    ASSIGN_OR_RETURN(UniqueFd socket,
+                     ListenUnixSocket(socket_path_, SOCK_STREAM | SOCK_NONBLOCK, 0600));
+    accepts_.emplace(absl::StrCat("socket '", socket_path_, "'"), std::move(socket));
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
     builder.RegisterService(service_.get());
     builder.RegisterService(&fetches_);
     PermitPings(&builder);
     ServerConnections::Limit(&builder, ServerConnections::Requests::kSmall);
-    // For this user and root alone, from the very moment that the socket is there.
-    const mode_t old_mask = umask(0177);
     server_ = builder.BuildAndStart();
-    umask(old_mask);
     if (server_ == nullptr)
-      return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address()));
+      return absl::InternalError("gRPC could not start its server, and does not say why");
+    RETURN_IF_ERROR(accepts_->Start([this](UniqueFd connection) {
+      grpc::AddInsecureChannelFromFd(server_.get(), connection.Release());
+      return absl::OkStatus();
+    }));
     // After the servers, and before the agent: the coordinator hears of these jobs in the first
     // report.
     for (JobVault::HeldJob& job : held.jobs) keeper_->TakeOver(std::move(job));
@@ -230,10 +236,15 @@ class WorkerServerImpl : public WorkerServer {
     return absl::OkStatus();
   }
 
+  void EndCalls() {
+    if (accepts_.has_value()) accepts_->Stop();
+    if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow() + kShutdownGrace));
+  }
+
   void Stop() override {
     http_.reset();
     // Calls first, then what they use.
-    if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow() + kShutdownGrace));
+    EndCalls();
     // No command comes any more, so no job or session begins.
     if (agent_ != nullptr) agent_->Stop();
     if (relay_ != nullptr) relay_->Stop();
@@ -251,7 +262,7 @@ class WorkerServerImpl : public WorkerServer {
   // memory (docs/adr/0064).
   void Leave() override {
     http_.reset();
-    if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow() + kShutdownGrace));
+    EndCalls();
     agent_->Stop();
     unlink(socket_path_.c_str());
   }
@@ -319,6 +330,7 @@ class WorkerServerImpl : public WorkerServer {
   std::unique_ptr<DescriptorServer> descriptors_;
   std::unique_ptr<WorkerService> service_;
   std::unique_ptr<grpc::Server> server_;
+  std::optional<AcceptLoop> accepts_;  // From socket_path_, for server_.
   std::unique_ptr<HttpListener> http_;
 };
 

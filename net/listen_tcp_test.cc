@@ -1,4 +1,4 @@
-#include "net/listen_failure.h"
+#include "net/listen_tcp.h"
 
 #include <netinet/in.h>
 #include <sys/socket.h>
