@@ -1,6 +1,6 @@
-// Takes connections from sockets that listen, on a thread of its own, and survives that the process
-// or the machine has no descriptor left: then they wait in the kernel. gRPC 1.51's own listener
-// never accepts again after that. Confined to one thread, but for its own.
+// Takes connections from sockets that listen, on a thread of its own. While the process or the
+// machine has no free descriptor they wait in the kernel; gRPC 1.51's own listener never accepts
+// again after that. Its owner calls it from one thread.
 #ifndef TESSERA_NET_ACCEPT_LOOP_H_
 #define TESSERA_NET_ACCEPT_LOOP_H_
 

@@ -33,7 +33,7 @@ absl::StatusOr<Addresses> Resolve(const std::string& host, int port, absl::strin
   return Addresses(found, freeaddrinfo);
 }
 
-// Of a family that this machine has, too: whether there is no such address here.
+// Whether this machine has no such address, or none of its family.
 bool IsNotHere(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; }
 
 int PortOf(const UniqueFd& socket) {

@@ -22,10 +22,11 @@ struct TcpSockets {
 // Errors: AlreadyExists     another process listens there
 //         PermissionDenied  the port is for root alone
 //         NotFound          no such host
-//         Unavailable       another error: names it
+//         as ErrnoStatus    what else the kernel refuses
 absl::StatusOr<TcpSockets> ListenTcp(const ServerAddress& address, absl::string_view text);
 
-// Why a library that does not say it could not listen there, found by trying it. As ListenTcp.
+// Why a library that gives no reason could not listen there, found by trying it: an error of
+// ListenTcp, or Unavailable where that can listen.
 absl::Status DiagnoseListenFailure(const ServerAddress& address, absl::string_view text);
 
 }  // namespace tessera

@@ -125,7 +125,7 @@ class LiveFetchService::Call : public grpc::ServerWriteReactor<grpc::ByteBuffer>
   absl::Mutex mu_;
   bool is_written_ ABSL_GUARDED_BY(mu_) = false;
   bool is_gone_ ABSL_GUARDED_BY(mu_) = false;
-  std::thread thread_;
+  std::thread thread_;  // Set before the call can be done, so OnDone reads it without a lock.
 };
 
 LiveFetchService::~LiveFetchService() {
