@@ -112,6 +112,7 @@ int main(int argc, char** argv) {
   while (status.ok()) {
     status = tessera::testing_support::TrainToy(session->get(), steps, announce, 1, numbers);
     if (status.ok()) status = (*session)->Save(save);
+    if (status.ok()) status = tessera::FaultPoint("toy.saved");
     if (!absl::IsAborted(status)) break;
     status = (*session)->Recover();  // A failure while saving: the steps are done already.
   }

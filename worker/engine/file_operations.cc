@@ -3,8 +3,11 @@
 #include <optional>
 #include <string>
 
+#include "base/fault_point.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "worker/engine/agreed_error.h"
+#include "worker/engine/made_saves.h"
 
 namespace tessera {
 namespace {
@@ -44,33 +47,69 @@ void FileOperations::Tell(OpKind kind) {
   context_.trainer.PublishResult(absl::OkStatus());
 }
 
+void FileOperations::Note(OpKind kind) {
+  // The outcome of a save comes before its reply, which an epoch's end may still keep from the
+  // trainer.
+  if (!told_save_.has_value() || kind == OpKind::kReceive) return;
+  RankRecord& record = context_.record();
+  NoteKnown(&record.known_saves, record.attachment.load(), context_.order.step(), *told_save_);
+  told_save_.reset();
+}
+
+bool FileOperations::TellIfMade(uint64_t save) {
+  const RankRecord& record = context_.record();
+  const std::optional<int> made =
+      FindUnknown(context_.options.group->saves, record.known_saves, record.attachment.load(),
+                  context_.order.step(), save);
+  if (!made.has_value()) return false;
+  TESSERA_LOG(INFO, "rank {}: a save of step {} is not made again: all ranks had made it",
+              context_.options.rank.value(), context_.order.step());
+  told_save_ = made;
+  context_.trainer.Reply("");
+  context_.trainer.PublishResult(absl::OkStatus());
+  return true;
+}
+
+absl::StatusOr<std::string> FileOperations::SaveOnAll(const std::string& request) {
+  const RankEngineOptions& options = context_.options;
+  if (!context_.initialized())
+    // All ranks lack them alike, so the error counts as agreed and ends no epoch.
+    return AsAgreed(absl::FailedPreconditionError("not saved: the job has no initial values yet"));
+  const int64_t step = context_.order.step();
+  AddressableState& saved = versions_.saved();
+  // The next save would overwrite the copy that it reads.
+  if (saved.is_copy()) options.files->AwaitSaved();  // A background save reads it as it writes.
+  const absl::Status reserved = saved.Reserve();
+  if (EndsEpoch(reserved)) return reserved;
+  if (reserved.ok()) RETURN_IF_ERROR(saved.Read(step));
+  const auto values = [&](StateArray array, const ShardSegment& segment) {
+    return ConstValues(saved.At(array, segment, step));
+  };
+  const SavedState state = {step, Progress(), context_.optimizer.Moments(), values,
+                            /*stays=*/saved.is_copy()};
+  return options.files->Save(request, state, reserved);
+}
+
 absl::Status FileOperations::Save() {
   const RankEngineOptions& options = context_.options;
   const std::string request = context_.trainer.TakeRequest();
+  const uint64_t save = options.files->IdOfSave(request);
+  if (save != 0 && TellIfMade(save)) return absl::OkStatus();
+  // Before the ranks meet: none of them can note this one yet.
+  const int made = CountSaves(options.group->saves, context_.order.step());
   const int64_t number = options.recorder->Enqueued(
       context_.order.StepUnderWay(), context_.order.sequence(), OpKind::kSave, -1, 0);
   RETURN_IF_ERROR(reductions_.Await());
   // In the order, since saving is collective: a rank whose trainer does not save is named.
   RETURN_IF_ERROR(context_.order.Issue(OpKind::kSave, -1, 0, options.config->compute_dtype));
   options.recorder->Started(number);
-  absl::StatusOr<std::string> reply =
-      // All ranks lack them alike, so the error counts as agreed and ends no epoch.
-      AsAgreed(absl::FailedPreconditionError("not saved: the job has no initial values yet"));
-  if (context_.initialized()) {
-    const int64_t step = context_.order.step();
-    AddressableState& saved = versions_.saved();
-    // The next save would overwrite the copy that it reads.
-    if (saved.is_copy()) options.files->AwaitSaved();  // A background save reads it as it writes.
-    const absl::Status reserved = saved.Reserve();
-    if (EndsEpoch(reserved)) return reserved;
-    if (reserved.ok()) RETURN_IF_ERROR(saved.Read(step));
-    const auto values = [&](StateArray array, const ShardSegment& segment) {
-      return ConstValues(saved.At(array, segment, step));
-    };
-    const SavedState state = {step, Progress(), context_.optimizer.Moments(), values,
-                              /*stays=*/saved.is_copy()};
-    reply = options.files->Save(request, state, reserved);
-    if (!reply.ok() && !IsAgreed(reply.status())) return reply.status();
+  const absl::StatusOr<std::string> reply = SaveOnAll(request);
+  if (!reply.ok() && !IsAgreed(reply.status())) return reply.status();
+  RETURN_IF_ERROR(FaultPoint("engine.saved"));
+  if (reply.ok() && save != 0) {
+    // Before any trainer can be told.
+    NoteSave(&options.group->saves, context_.order.step(), made, save);
+    told_save_ = made;
   }
   // A stop during the save makes its outcome void: the epoch's reason is what counts.
   RETURN_IF_ERROR(context_.interrupt.Check());

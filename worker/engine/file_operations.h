@@ -6,8 +6,11 @@
 #define TESSERA_WORKER_ENGINE_FILE_OPERATIONS_H_
 
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "worker/engine/engine_parts.h"
 #include "worker/engine/load_target.h"
 #include "worker/engine/state_writes.h"
@@ -21,11 +24,18 @@ class FileOperations {
 
   absl::Status Save();
   absl::Status Load();
+  // Each operation of the trainer is noted before it is done: it shows that the trainer has the
+  // outcome of the one before.
+  void Note(OpKind kind);
   // What this rank knows by itself: kReadProgress, kSaveStatus, kCancelSave.
   void Tell(OpKind kind);
 
  private:
   TrainingProgress Progress() const;  // Where training stands.
+  // Tells the trainer, if all ranks have made this save of the step and it does not know.
+  bool TellIfMade(uint64_t save);
+  // The reply. Errors: agreed ones; any other ends the epoch.
+  absl::StatusOr<std::string> SaveOnAll(const std::string& request);
   // All ranks have read it, or none has, as `outcome`, OK or an agreed error, says.
   absl::Status FinishLoad(int64_t number, bool first, const LoadTarget& target,
                           const LoadedState& state, const absl::Status& outcome);
@@ -37,6 +47,7 @@ class FileOperations {
   UnitGathers& gathers_;
   StateVersions& versions_;
   StateWrites& writes_;
+  std::optional<int> told_save_;  // Whose outcome the trainer was told last (made_saves.h).
 };
 
 }  // namespace tessera

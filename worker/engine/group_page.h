@@ -23,6 +23,7 @@
 #include "job/job_config.h"
 #include "job/training_progress.h"
 #include "shm/wait_word.h"
+#include "worker/engine/made_saves.h"
 #include "worker/engine/state_hold.h"
 #include "worker/engine/window_count.h"
 
@@ -44,6 +45,7 @@ struct alignas(64) RankRecord {
   std::atomic<int64_t> attachment;
   std::atomic<int64_t> changed_shard;  // What ShardWatch found last; 0: nothing.
   StateHold hold;                      // Of one of the rank's versions, by the keeper.
+  KnownSaves known_saves;
 };
 
 // HyperParameters whose fields ranks may write at once, all with equal values.
@@ -63,7 +65,7 @@ struct Decision {
   std::atomic<uint64_t> put;           // Whose values a write sets; 0: trainers'.
 };
 
-inline constexpr uint32_t kGroupPageVersion = 2;
+inline constexpr uint32_t kGroupPageVersion = 3;
 
 struct GroupPage {
   uint32_t version;  // Written once, before anybody else has the page.
@@ -82,6 +84,7 @@ struct GroupPage {
   std::atomic<int64_t> put_trained_step;
   // Random, of this memory alone: see IdOf. 0: not chosen yet.
   std::atomic<uint64_t> id[2];
+  MadeSaves saves;
 };
 
 // Identifies this memory as long as it lasts; no other memory that a job ever had has this id. All

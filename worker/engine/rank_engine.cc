@@ -119,7 +119,10 @@ absl::Status RankEngine::Run() {
     // A copy: the trainer may write to the ring at any time, and the checks are of what is used.
     const Op op = control->ring[consumed % kRingOps];
     // One of an older epoch is consumed and has no effect.
-    if (op.epoch == options.epoch.value()) status = Execute(op);
+    if (op.epoch == options.epoch.value()) {
+      files_.Note(op.kind);
+      status = Execute(op);
+    }
     control->progress_kind.store(0, std::memory_order_relaxed);
     // Release: a trainer that sees the operation consumed sees its piece of a reply.
     control->consumed.store(consumed + 1, std::memory_order_release);

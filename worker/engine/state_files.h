@@ -75,6 +75,9 @@ class StateFiles {
                                            const absl::Status& own) = 0;
   virtual absl::StatusOr<std::string> Load(const std::string& request, LoadedState* state,
                                            const absl::Status& own) = 0;
+  // What identifies it among saves of one step, the same on all ranks; 0: it is made each time that
+  // it is asked for. (Neither is collective.)
+  virtual uint64_t IdOfSave(const std::string& request) const = 0;
   // How what Save began and left to another thread goes. Of this rank alone.
   virtual std::string SaveStatus() = 0;
   // That is given up if it is not too late. Of this rank alone; all learn the outcome.

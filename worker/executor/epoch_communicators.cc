@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "worker/engine/made_saves.h"
 
 namespace tessera {
 
@@ -102,19 +103,22 @@ void EpochCommunicators::FindDirectWay() {
   }
 }
 
-absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communicator* control) {
+absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(int64_t step,
+                                                                       Communicator* control) {
   struct OfRank {
     Way way;
     uint8_t has_slots, has_values;
+    SavesOfStep saves;
     DirectPlace place;
   };
+  GroupPage* group = memory_->group_page();
   // Asked in each epoch: a registration that failed before is not tried again.
   const absl::Status registers = direct_ == nullptr ? absl::OkStatus() : direct_->CanRegister();
   const OfRank mine = {direct_ == nullptr ? Way::kByHost
                        : registers.ok()   ? Way::kDirectAndRegistered
                                           : Way::kDirect,
                        static_cast<uint8_t>(memory_->parameters.plan.num_slots() > 0),
-                       static_cast<uint8_t>(memory_->has_values()),
+                       static_cast<uint8_t>(memory_->has_values()), SavesOf(group->saves, step),
                        direct_ == nullptr ? DirectPlace() : direct_->place()};
   std::vector<OfRank> all(control->size());
   // Every rank sees the same answers, so all choose the same way.
@@ -122,6 +126,10 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
   RETURN_IF_ERROR(control->AllGather(&mine, all.data(), sizeof(mine)));
   job_has_values_ =
       std::any_of(all.begin(), all.end(), [](const OfRank& rank) { return rank.has_values != 0; });
+  // The ranks of one host may have noted a save when those of another had not come to it.
+  for (const OfRank& rank : all)
+    for (int i = 0; i < kMaxMadeSaves && rank.saves[i] != 0; ++i)
+      NoteSave(&group->saves, step, i, rank.saves[i]);
   slots_.reset();
   // If some rank has slots, the order of gathers depends on them, so all ranks keep this table.
   if (std::any_of(all.begin(), all.end(), [](const OfRank& rank) { return rank.has_slots != 0; })) {
@@ -190,7 +198,7 @@ absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& star
   }
   ASSIGN_OR_RETURN(Joined gather, JoinRow(epoch, Row::kGather, start));
   ASSIGN_OR_RETURN(of_host_, JoinHost(epoch, Row::kHost));
-  ASSIGN_OR_RETURN(const Way way, AgreeOnWay(reduce.communicator.get()));
+  ASSIGN_OR_RETURN(const Way way, AgreeOnWay(start.resume_step(), reduce.communicator.get()));
   moves_directly_ = way != Way::kByHost;
   if (!moves_directly_) {
     reduce_ = std::move(reduce.communicator);

@@ -92,7 +92,7 @@ class EpochCommunicators {
   enum class Way : uint8_t { kByHost, kDirect, kDirectAndRegistered };
   // The same on all ranks, as are slots() and job_has_values() then. By the hosts where two ranks
   // share a GPU.
-  absl::StatusOr<Way> AgreeOnWay(Communicator* control);
+  absl::StatusOr<Way> AgreeOnWay(int64_t step, Communicator* control);
   absl::StatusOr<std::unique_ptr<Communicator>> JoinDirect(Joined joined, Row row, Way way);
 
   const ExecutorMemory* const memory_;

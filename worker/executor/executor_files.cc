@@ -105,6 +105,13 @@ absl::StatusOr<PriorAttempt> ExecutorFiles::Prepare(const v1::SaveRequest& reque
   return FindPriorAttempt(request, memory_, communicator_);
 }
 
+uint64_t ExecutorFiles::IdOfSave(const std::string& request_bytes) const {
+  v1::SaveRequest request;
+  // A requested save is tried again by the coordinator, which learns its outcome by itself.
+  return request.ParseFromString(request_bytes) && request.request_number() == 0 ? IdOf(request)
+                                                                                 : 0;
+}
+
 absl::StatusOr<std::string> ExecutorFiles::Save(const std::string& request_bytes,
                                                 const SavedState& state, const absl::Status& own) {
   v1::SaveRequest request;

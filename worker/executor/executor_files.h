@@ -53,6 +53,7 @@ class ExecutorFiles : public StateFiles {
                                    const absl::Status& own) override;
   absl::StatusOr<std::string> Load(const std::string& request, LoadedState* state,
                                    const absl::Status& own) override;
+  uint64_t IdOfSave(const std::string& request) const override;
   bool saves_in_background() const { return background_.status().running(); }
   std::string SaveStatus() override { return background_.status().SerializeAsString(); }
   void CancelSave() override { tracker_.Cancel(); }

@@ -14,6 +14,7 @@ import time
 from ._daemons import Daemons
 from .errors import TesseraError
 
+_ANY_RANK = -1
 _WAIT_FOR_RANK_0_SECONDS = 600.0  # It may have more to do before it attaches.
 
 
@@ -24,7 +25,7 @@ class Context:
     coordinator: str | None  # None, as the worker: a cluster of its own, which attaching makes.
     worker: str | None
     job: str
-    rank: int
+    rank: int  # As the C interface has it.
     world_size: int
     local_rank: int
     tls: tuple[str, str, str] | None = None
@@ -80,7 +81,7 @@ def _number(name: str) -> int | None:
 
 
 def init(*, coordinator: str | None = None, worker: str | None = None, job: str | None = None,
-         rank: int | None = None, world_size: int | None = None,
+         rank: int | str | None = None, world_size: int | None = None,
          tls: tuple[str, str, str] | None = None, insecure: bool = False,
          gpu: int | None = None, timeouts: dict[str, float] | None = None) -> Context:
     """Finds the job's coordinator and worker. Arguments come before the environment.
@@ -89,6 +90,8 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
     `tessera run` sets; over several nodes also TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or
     TESSERA_INSECURE_CONNECT=1. With torchrun's variables alone the ranks of one node make a
     cluster of their own; with none of them this process is a job of one rank.
+    rank: "any" is one of the worker's ranks that has no trainer. `model.tessera.rank` says which, once
+      `model.tessera.attach()` has returned.
     tls: paths of certificate, key and CA, as PEM.
     timeouts: seconds, by "attach" (to the worker; 60), "operation" (of each wait for other ranks;
       600: more where one rank does something long alone) and "recover" (after a death; 120).
@@ -104,12 +107,17 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
         raise TesseraError("RANK and WORLD_SIZE: one is set and the other is not",
                            "INVALID_ARGUMENT")
     rank, world_size = (0, 1) if rank is None else (rank, world_size)
-    if not 0 <= rank < world_size:
-        raise TesseraError(f"rank {rank} of {world_size}: not in [0, {world_size})",
-                           "INVALID_ARGUMENT")
     local_rank = _number("LOCAL_RANK")
     coordinator = coordinator or os.environ.get("TESSERA_COORDINATOR")
     worker = worker or os.environ.get("TESSERA_WORKER")
+    if rank == "any":
+        rank = _ANY_RANK
+        if worker is None:
+            raise TesseraError("rank='any' is one of a worker's: say which worker (worker=, or "
+                               "TESSERA_WORKER)", "INVALID_ARGUMENT")
+    elif not isinstance(rank, int) or not 0 <= rank < world_size:
+        raise TesseraError(f"rank {rank!r} of {world_size}: not in [0, {world_size}), nor 'any'",
+                           "INVALID_ARGUMENT")
     if (coordinator is None) != (worker is None):
         raise TesseraError("the addresses of both coordinator and worker are needed, or of neither",
                            "INVALID_ARGUMENT")

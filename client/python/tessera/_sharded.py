@@ -361,6 +361,34 @@ class Sharded:
         self._drop_local()
         lib.recover(self.session)
 
+    def between_steps(self, call, has_result: bool = True):
+        """Makes a collective call, again while the death of a process ends it. Returns its result.
+
+        Within a step StepUndone is raised instead: the step's gradients are gone. It is raised too
+        if what the call writes was decided and only its result is lost; without a result that is
+        success.
+        """
+        self._require_attached()
+        repeats = not (self._runs_step or lib.within_step(self.session))
+
+        def decided():
+            return lib.num_writes(self.session), lib.initialized(self.session)
+
+        while True:
+            before, epoch = decided(), lib.epoch(self.session)
+            try:
+                return call()
+            except StepUndone:
+                if not repeats:
+                    raise
+                self.recover()
+                if lib.epoch(self.session) == epoch:
+                    raise
+                if decided() != before:
+                    if has_result:
+                        raise
+                    return None
+
     def _drop_local(self) -> None:
         self.windows.begin_step()
         self.windows.forget_gradients()
@@ -521,12 +549,15 @@ class Sharded:
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """Copies of all parameters in host memory, whole, in full precision, by name. Collective."""
-        self._require_attached()
         found: dict[str, torch.Tensor] = {}
-        for unit in self.units:
-            self._read(lib.read_parameters, (unit.index,), unit, found)
-            for alias, index in unit.aliases:
-                found[alias] = found[unit.names[index]]
+
+        def read():
+            for unit in self.units:
+                self._read(lib.read_parameters, (unit.index,), unit, found)
+                for alias, index in unit.aliases:
+                    found[alias] = found[unit.names[index]]
+
+        self.between_steps(read)
         return found
 
     def write_parameters(self, values: dict[str, torch.Tensor]) -> None:
@@ -535,7 +566,6 @@ class Sharded:
         self.make_requested_save()
         units = [unit for unit in self.units if any(name in values for name in unit.names)]
         numbers = (C.c_int * len(units))(*[unit.index for unit in units])
-        callbacks = Callbacks()
 
         def fill(_, unit, parameter, memory, elements):
             del elements
@@ -544,10 +574,14 @@ class Sharded:
             target = _tensors.at(memory, of.parameters[parameter].shape, self._full_dtype(unit))
             target.copy_(source.detach())
 
-        self.windows.await_gpu()
-        with torch.no_grad():
+        def write():
+            callbacks = Callbacks()
             callbacks.run(lambda: lib.write_parameters(
                 self.session, numbers, len(units), FILL(callbacks.wrap(fill)), None))
+
+        self.windows.await_gpu()
+        with torch.no_grad():
+            self.between_steps(write, has_result=False)
 
     @contextlib.contextmanager
     def summon_full_params(self, writeback: bool = True):

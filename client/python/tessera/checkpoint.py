@@ -1,4 +1,7 @@
-"""Checkpoints and models in files. All calls are collective, between steps; paths are absolute."""
+"""Checkpoints and models in files. All calls are collective, between steps; paths are absolute.
+
+A call that the death of a process ends is made again. One in the middle of a step raises StepUndone.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ def save(model, path, *, in_background: bool = False, keep_newest: int = 0,
         trainer_state=encoded, trainer_state_bytes=len(encoded),
         max_file_bytes=max_file_bytes, keep_newest=keep_newest, in_background=in_background,
         keep_existing=not overwrite)
-    lib.save_checkpoint(sharded.session, _path(path), C.byref(options))
+    sharded.between_steps(
+        lambda: lib.save_checkpoint(sharded.session, _path(path), C.byref(options)))
     sharded.saves_in_background |= in_background
 
 
@@ -70,8 +74,9 @@ def load(model, path, *, strict: bool = True, model_only: bool = False) -> dict:
     sharded.make_requested_save()
     description, own, size = C.c_void_p(), C.c_void_p(), C.c_size_t()
     sharded.windows.await_gpu()
-    lib.load_checkpoint(sharded.session, _path(path), int(strict), int(model_only),
-                        C.byref(description), C.byref(own), C.byref(size))
+    sharded.between_steps(
+        lambda: lib.load_checkpoint(sharded.session, _path(path), int(strict), int(model_only),
+                                    C.byref(description), C.byref(own), C.byref(size)))
     try:
         loaded = json.loads(C.string_at(description).decode("utf-8", "replace"))
         state = C.string_at(own, size.value)
@@ -92,7 +97,8 @@ def save_model(model, path, *, dtype: torch.dtype | None = None, max_file_bytes:
                            "INVALID_ARGUMENT")
     sharded = _sharded.of(model)
     sharded._require_attached()
-    lib.save_model(sharded.session, _path(path), max_file_bytes, name)
+    sharded.between_steps(
+        lambda: lib.save_model(sharded.session, _path(path), max_file_bytes, name))
 
 
 def load_model(model, path, *, strict: bool = True) -> dict:
@@ -107,7 +113,11 @@ def load_model(model, path, *, strict: bool = True) -> dict:
     sharded.attach()
     sharded.make_requested_save()
     sharded.windows.await_gpu()
-    loaded = _dcp.load_model(sharded, _path(path).decode(), strict)
-    if loaded is not None:
-        return loaded
-    return json.loads(lib.text(lib.load_model, sharded.session, _path(path), int(strict)))
+
+    def read():
+        loaded = _dcp.load_model(sharded, _path(path).decode(), strict)
+        if loaded is not None:
+            return loaded
+        return json.loads(lib.text(lib.load_model, sharded.session, _path(path), int(strict)))
+
+    return sharded.between_steps(read)

@@ -5,54 +5,14 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import torch
 
-_TRAINER = pathlib.Path(__file__).parent / "trainer.py"
+from command_case import TRAINER, CommandCase, descendants_with, run
 
 
-def run(*arguments, **kwargs):
-    return subprocess.Popen([sys.executable, "-m", "tessera.run", *map(str, arguments)],
-                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True, **kwargs)
-
-
-def descendants_with(mark):
-    """Process ids whose environment or command line has `mark`."""
-    found = []
-    for process in pathlib.Path("/proc").iterdir():
-        if not process.name.isdigit() or int(process.name) == os.getpid():
-            continue
-        try:
-            text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-        except OSError:
-            continue
-        if mark.encode() in text:
-            found.append(int(process.name))
-    return found
-
-
-class RunCommandTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera-test-")
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-        # Temporary folders of the command are below this one.
-        self.environment = {**os.environ, "TMPDIR": folder.name}
-
-    def script(self, text):
-        path = self.folder / "script.py"
-        path.write_text(text)
-        return path
-
-    def finish(self, process, status=0):
-        output, _ = process.communicate(timeout=120)
-        self.assertEqual(process.returncode, status, output)
-        self.assertEqual(descendants_with(self.folder.name), [], "processes were left")
-        return output
-
+class RunCommandTest(CommandCase):
     def test_readmes_program_trains(self):
         readme = pathlib.Path(os.path.realpath(__file__)).parents[3] / "README.md"
         code = readme.read_text().split("```python\n")[1].split("```")[0]
@@ -66,42 +26,12 @@ if model.tessera.rank == 0: print("loss", loss.item())
         import trainer
         for number in range(2):
             out = self.folder / f"{number}.pt"
-            self.finish(run("-n", 2, _TRAINER, out, 6, 0, env=self.environment))
+            self.finish(run("-n", 2, TRAINER, out, 6, 0, env=self.environment))
             for key, value in trainer.train_plain(2, 6).items():
                 torch.testing.assert_close(torch.load(out)[key], value, rtol=1e-5, atol=1e-5)
 
-    def test_a_killed_trainer_is_started_again_to_the_bit(self):
-        undisturbed, killed = self.folder / "undisturbed.pt", self.folder / "killed.pt"
-        self.finish(run("-n", 2, _TRAINER, undisturbed, 6, 0, env=self.environment))
-        # Once: the mark is there for its successor.
-        script = self.script(
-            "import os, pathlib, signal, sys\n"
-            f"sys.path.insert(0, {str(_TRAINER.parent)!r})\n"
-            "import trainer\n"
-            f"mark = pathlib.Path({str(self.folder / 'mark')!r})\n"
-            "if os.environ['RANK'] == '1' and not mark.exists():\n"
-            "    mark.touch()\n"
-            "    plain = trainer.loss_of\n"
-            "    def loss_of(model, rank, step):\n"
-            "        if step == 3:\n"
-            "            os.kill(os.getpid(), signal.SIGKILL)\n"
-            "        return plain(model, rank, step)\n"
-            "    trainer.loss_of = loss_of\n"
-            "trainer.main()\n")
-        output = self.finish(run("-n", 2, script, killed, 6, 0, env=self.environment))
-        self.assertIn("rank 1 was killed by SIGKILL", output)
-        expected = torch.load(undisturbed)
-        for key, value in torch.load(killed).items():
-            self.assertTrue(torch.equal(value, expected[key]), key)
-
-    def test_a_killed_trainer_whose_child_has_its_output_open_is_started_again(self):
-        script = (f"[ -e {self.folder}/mark ] && exit; touch {self.folder}/mark; sleep 1000 & "
-                  "kill -9 $$")
-        output = self.finish(run("-n", 1, "--", "sh", "-c", script, env=self.environment))
-        self.assertIn("rank 0 was killed by SIGKILL; it is started again", output)
-
     def test_an_error_of_a_trainer_ends_the_job_with_its_message(self):
-        output = self.finish(run("-n", 2, _TRAINER, self.folder / "x.pt", 6, -3,
+        output = self.finish(run("-n", 2, TRAINER, self.folder / "x.pt", 6, -3,
                                  env=self.environment), status=1)
         self.assertIn("ValueError: bad batch", output)
         self.assertRegex(output, r"tessera: rank [01] exited with status 1: .*bad batch.*; the job is ended")
@@ -199,6 +129,25 @@ print("step", model.tessera.next_step)
                                    env=self.environment)
         self.assertIn("step 51", self.finish(process))
 
+    def test_any_rank_is_one_that_no_other_trainer_has(self):
+        script = self.script("""
+import torch, tessera
+tessera.init(rank="any", world_size=3)  # Not what the environment says.
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(3, 1, bias=False))
+before = model.weight.detach().clone()
+opt = tessera.SGD(model, lr=0.1)
+rank = model.tessera.rank
+model(torch.full((1, 3), float(rank))).sum().backward()
+opt.step()
+# By the mean of what ranks 0, 1 and 2 gave.
+torch.testing.assert_close(model.state_dict()["weight"], before - 0.1)
+print("rank", rank)
+""")
+        output = self.finish(run("-n", 3, script, env=self.environment))
+        self.assertEqual(sorted(line.split("] ")[1] for line in output.splitlines()
+                                if "] rank" in line), ["rank 0", "rank 1", "rank 2"])
+
     def test_any_program_is_run(self):
         output = self.finish(run("-n", 2, "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE",
                                  env=self.environment))
@@ -208,7 +157,7 @@ print("step", model.tessera.next_step)
 
     def test_wrong_arguments_are_named(self):
         for arguments, said in ((["-n", 2, "missing.py"], "missing.py: no such file"),
-                                (["-n", 0, _TRAINER], "at least 1 rank"),
+                                (["-n", 0, TRAINER], "at least 1 rank"),
                                 (["-n", 2], "which program?"),
                                 (["-n", 1, "--", "/no/such/program"], "cannot be started")):
             with self.subTest(said):

@@ -44,13 +44,9 @@ def main():
 
     while True:
         done = model.tessera.next_step - 1
-        try:
-            # Before the step, so that a rank that was started again takes part too.
-            if done > 0 and (done % given.save_every == 0 or done == given.steps):
-                tessera.save(model, given.checkpoint)  # Whole, or the one before stays.
-        except tessera.StepUndone:                     # A process died. Its successor saves too.
-            model.tessera.recover()
-            continue
+        # Before the step, so that a rank that was started again takes part too.
+        if done > 0 and (done % given.save_every == 0 or done == given.steps):
+            tessera.save(model, given.checkpoint)      # Whole, or the one before stays.
         if done >= given.steps:
             break
 

@@ -45,6 +45,12 @@ std::vector<RequestPart> PartsOf(const v1::SaveSpec& spec) {
   return parts;
 }
 
+std::vector<RequestPart> AllPartsOf(const v1::SaveRequest& request) {
+  std::vector<RequestPart> parts = PartsOf(request.spec());
+  parts.push_back({"what asked for it", static_cast<uint64_t>(request.request_number())});
+  return parts;
+}
+
 }  // namespace
 
 absl::Status CheckSaveRequest(const v1::SaveRequest& request) {
@@ -61,9 +67,13 @@ absl::Status CheckSaveRequest(const v1::SaveRequest& request) {
 }
 
 absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* communicator) {
-  std::vector<RequestPart> parts = PartsOf(request.spec());
-  parts.push_back({"what asked for it", static_cast<uint64_t>(request.request_number())});
-  return CompareRequestParts("save", parts, communicator);
+  return CompareRequestParts("save", AllPartsOf(request), communicator);
+}
+
+uint64_t IdOf(const v1::SaveRequest& request) {
+  uint32_t sum = kCrc32OfNothing;
+  for (const RequestPart& part : AllPartsOf(request)) sum = Crc32(&part.sum, sizeof(part.sum), sum);
+  return uint64_t{1} << 32 | sum;
 }
 
 absl::StatusOr<NamedTensorInfo> InfoOf(const v1::NamedTensor& tensor) {

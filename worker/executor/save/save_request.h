@@ -2,6 +2,7 @@
 #ifndef TESSERA_WORKER_EXECUTOR_SAVE_SAVE_REQUEST_H_
 #define TESSERA_WORKER_EXECUTOR_SAVE_SAVE_REQUEST_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,6 +21,9 @@ absl::Status CheckSaveRequest(const v1::SaveRequest& request);
 
 // Whether all ranks ask for the same. Collective. Errors: as CompareRequestParts (request_sums.h).
 absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* communicator);
+
+// The same for requests of which CompareRequests says so, and hardly for others; never 0.
+uint64_t IdOf(const v1::SaveRequest& request);
 
 // Name, dtype and shape. Errors: InvalidArgument  a dtype that files do not have, naming the
 // tensor.

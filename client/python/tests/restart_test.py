@@ -1,0 +1,95 @@
+"""Trainers that are killed, and that `tessera run` starts again."""
+
+import unittest
+
+import torch
+
+from command_case import TRAINER, CommandCase, run
+
+
+class RestartTest(CommandCase):
+    def test_a_killed_trainer_is_started_again_to_the_bit(self):
+        undisturbed, killed = self.folder / "undisturbed.pt", self.folder / "killed.pt"
+        self.finish(run("-n", 2, TRAINER, undisturbed, 6, 0, env=self.environment))
+        # Once: the mark is there for its successor.
+        script = self.script(
+            "import os, pathlib, signal, sys\n"
+            f"sys.path.insert(0, {str(TRAINER.parent)!r})\n"
+            "import trainer\n"
+            f"mark = pathlib.Path({str(self.folder / 'mark')!r})\n"
+            "if os.environ['RANK'] == '1' and not mark.exists():\n"
+            "    mark.touch()\n"
+            "    plain = trainer.loss_of\n"
+            "    def loss_of(model, rank, step):\n"
+            "        if step == 3:\n"
+            "            os.kill(os.getpid(), signal.SIGKILL)\n"
+            "        return plain(model, rank, step)\n"
+            "    trainer.loss_of = loss_of\n"
+            "trainer.main()\n")
+        output = self.finish(run("-n", 2, script, killed, 6, 0, env=self.environment))
+        self.assertIn("rank 1 was killed by SIGKILL", output)
+        expected = torch.load(undisturbed)
+        for key, value in torch.load(killed).items():
+            self.assertTrue(torch.equal(value, expected[key]), key)
+
+    def test_a_trainer_killed_at_a_collective_call_takes_part_again(self):
+        script = self.script("""
+import os, pathlib, signal, sys, torch, tessera
+folder, name, place = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(8, 8))
+opt = tessera.SGD(model, lr=0.1)
+while model.tessera.next_step <= 3:
+    def closure():
+        loss = model(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        return loss
+    opt.step(closure)
+model.tessera.attach()
+
+def call():
+    if name == "save":
+        tessera.save(model, folder / "checkpoint")
+    elif name == "save_model":
+        tessera.save_model(model, folder / "model.safetensors")
+    elif name == "state_dict":
+        torch.save(model.state_dict(), folder / f"state.{model.tessera.rank}")
+    elif name == "load":
+        tessera.load(model, folder / "checkpoint")
+    elif name == "load_model":
+        tessera.load_model(model, folder / "model.safetensors")
+    elif name == "load_state_dict":
+        model.load_state_dict(torch.load(folder / "state.0"))
+
+def die(at):
+    mark = folder / f"{name} {at}"
+    if at == place and model.tessera.rank == 1 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+die("before")
+call()
+die("after")
+if name.startswith("load"):
+    for key, value in torch.load(folder / "state.0").items():
+        assert torch.equal(model.state_dict()[key], value), key
+""")
+        # The first ones make what the others load.
+        for name in "save", "save_model", "state_dict", "load", "load_model", "load_state_dict":
+            # After a save the other one has left: its successor has nobody to save with.
+            for place in ("before", "after") if name == "save" else ("before",):
+                with self.subTest(name, place=place):
+                    output = self.finish(run("-n", 2, script, self.folder, name, place,
+                                             env=self.environment))
+                    self.assertIn("rank 1 was killed by SIGKILL; it is started again", output)
+
+    def test_a_killed_trainer_whose_child_has_its_output_open_is_started_again(self):
+        script = (f"[ -e {self.folder}/mark ] && exit; touch {self.folder}/mark; sleep 1000 & "
+                  "kill -9 $$")
+        output = self.finish(run("-n", 1, "--", "sh", "-c", script, env=self.environment))
+        self.assertIn("rank 0 was killed by SIGKILL; it is started again", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
