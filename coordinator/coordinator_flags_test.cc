@@ -1,5 +1,7 @@
 // What the coordinator's program reports about wrong flags, and that it then serves no client.
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 
 #include <filesystem>
 
@@ -47,6 +49,22 @@ TEST_F(CoordinatorFlagsTest, WhatCannotBeDoneIsSaidBeforeAnybodyIsServed) {
   for (const auto& expected : kCases) {
     EXPECT_THAT(Refusal(expected.flag), AllOf(HasSubstr(expected.says), Not(HasSubstr("listens"))));
   }
+}
+
+TEST_F(CoordinatorFlagsTest, WithoutAJournalItEndsAndNamesTheFlagsToChooseFrom) {
+  // Started by a shell, because CoordinatorProcess adds --ephemeral. The timeout ends a coordinator
+  // that is not refused.
+  FILE* const program =
+      popen("timeout 20 coordinator/tessera-coordinator --listen=127.0.0.1:0 2>&1", "r");
+  ASSERT_NE(program, nullptr);
+  std::string says;
+  for (int byte = fgetc(program); byte != EOF; byte = fgetc(program))
+    says.push_back(static_cast<char>(byte));
+  const int status = pclose(program);
+  ASSERT_TRUE(WIFEXITED(status)) << says;
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  EXPECT_THAT(says, AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("--journal"),
+                          HasSubstr("--ephemeral"), Not(HasSubstr("listens"))));
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/log.h"
 #include "base/status_matchers.h"
 #include "coordinator/service/server.h"
 #include "google/protobuf/descriptor.h"
@@ -214,6 +216,53 @@ TEST_F(GateTest, EachRoleMayCallWhatTheTableSaysAndNothingElse) {
     }
   }
   EXPECT_EQ(seen.size(), Allowed().size());
+}
+
+TEST_F(GateTest, EachCallThatChangesSomethingIsOneAuditLineOfWhoWhereAndWhat) {
+  // What the lines name, by "Service.Method"; the callers are the first ones of the table above.
+  const std::map<std::string, std::pair<std::string, std::string>> changes = {
+      {"Jobs.CreateJob", {"client", "CreateJob job='gpt'"}},
+      {"Jobs.DeleteJob", {"client", "DeleteJob job='gpt'"}},
+      {"Membership.RegisterWorker", {"tessera:worker:node", "RegisterWorker worker=node"}},
+      {"Checkpoints.RequestSave", {"client", "RequestSave job='gpt'"}},
+      {"Checkpoints.CancelSave", {"client", "CancelSave job='gpt'"}},
+      {"LivePut.PutLiveState", {"client", "PutLiveState job='gpt'"}},
+      {"HandOvers.Offer", {"client", "OfferHandOver job='gpt'"}},
+      {"HandOvers.Cancel", {"client", "CancelHandOver job='gpt'"}},
+      {"HandOvers.TakeOver", {"client", "TakeOver job='gpt'"}},
+  };
+  constexpr int kLongMs = 20'000;  // None of the changes waits here.
+  constexpr int kShortMs = 200;
+  const DescriptorPool& pool = *DescriptorPool::generated_pool();
+  const MethodDescriptor* const erase = pool.FindMethodByName("tessera.v1.Jobs.DeleteJob");
+  const MethodDescriptor* const save = pool.FindMethodByName("tessera.v1.Checkpoints.RequestSave");
+  SetLogContext("test");
+  testing::internal::CaptureStderr();
+  EXPECT_OK(CreateJob("client"));
+  for (const MethodDescriptor* method : Methods()) {
+    const std::string name = NameOf(method);
+    if (name == "Jobs.CreateJob" || name == "Jobs.DeleteJob") continue;
+    const bool is_change = changes.count(name) > 0;
+    Call(*Allowed().at(name).begin(), method, is_change ? kLongMs : kShortMs).IgnoreError();
+  }
+  EXPECT_TRUE(absl::IsPermissionDenied(Call("other-client", erase, kLongMs)));
+  EXPECT_OK(Call("client", erase, kLongMs));
+  EXPECT_TRUE(absl::IsNotFound(Call("client", save, kLongMs)));
+  const std::string log = testing::internal::GetCapturedStderr();
+  std::vector<std::string> lines;
+  for (const absl::string_view line : absl::StrSplit(log, '\n')) {
+    if (absl::StrContains(line, "audit: ")) lines.emplace_back(line);
+  }
+  const auto line_of = [](const std::string& who, const std::string& what) {
+    return testing::ContainsRegex(
+        absl::StrCat("audit: certificate:", who, " at ipv4:127.0.0.1:[0-9]+: ", what, ": "));
+  };
+  std::vector<testing::Matcher<std::string>> expected = {
+      line_of("other-client", "DeleteJob job='gpt': PERMISSION_DENIED"),
+      line_of("client", "RequestSave job='gpt': NOT_FOUND")};
+  for (const auto& [name, who_and_what] : changes)
+    expected.push_back(line_of(who_and_what.first, who_and_what.second));
+  EXPECT_THAT(lines, testing::UnorderedElementsAreArray(expected));
 }
 
 TEST_F(GateTest, EventsOfAJobAreForThoseWhoMayReadItAlsoOnceItIsGone) {

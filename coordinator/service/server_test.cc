@@ -10,6 +10,7 @@
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
 #include "coordinator/service/test_worker.h"
+#include "coordinator/storage/sqlite_journal.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
@@ -40,6 +41,14 @@ class ServerTest : public ::testing::Test {
     jobs_ = v1::Jobs::NewStub(channel_);
   }
 
+  // Options of a server whose journal is this file, which does not exist yet.
+  static CoordinatorServer::Options JournalIn(const std::string& file) {
+    CoordinatorServer::Options options;
+    options.journal_path = absl::StrCat(testing::TempDir(), "/", file);
+    for (const char* suffix : {"", "-wal", "-head"})
+      std::remove((options.journal_path + suffix).c_str());
+    return options;
+  }
   absl::StatusOr<v1::Job> CreateJob(const v1::CreateJobRequest& request) {
     grpc::ClientContext context;
     v1::Job job;
@@ -185,10 +194,7 @@ TEST_F(ServerTest, ListOfJobsComesInPagesThatHaveEachJobOnce) {
 
 // Reasons are cut; one may be cut in the middle of a character.
 TEST_F(ServerTest, LongReasonInAnotherScriptIsCutByCharactersAndSurvivesARestart) {
-  CoordinatorServer::Options options;
-  options.journal_path = testing::TempDir() + "/long_reason.db";
-  for (const char* suffix : {"", "-wal", "-head"})
-    std::remove((options.journal_path + suffix).c_str());
+  const CoordinatorServer::Options options = JournalIn("long_reason.db");
   StartServer(options);
   StartTwoRanks();
   std::string reason;
@@ -200,6 +206,42 @@ TEST_F(ServerTest, LongReasonInAnotherScriptIsCutByCharactersAndSurvivesARestart
   StartServer(options);
   ASSERT_OK_AND_ASSIGN(const v1::Job again, GetJob("gpt"));
   EXPECT_THAT(again.state_reason(), HasSubstr("\xe9\x94\x99"));
+}
+
+TEST_F(ServerTest, JobWhoseRowCannotBeDecodedIsSetAsideAndTheOthersAreServed) {
+  const CoordinatorServer::Options options = JournalIn("undecodable.db");
+  StartServer(options);
+  for (const char* job : {"bad", "good"}) ASSERT_OK(CreateJob(MakeCreateJob(job, job, 2)));
+  server_.reset();  // It holds the journal.
+  {
+    SqliteJournal::Options file;
+    file.path = options.journal_path;
+    ASSERT_OK_AND_ASSIGN(const auto journal, SqliteJournal::Open(file));
+    // Append writes a valid checksum: a row with a wrong one would be DATA_LOSS at the start.
+    ASSERT_OK(journal->Append({{JournalChange::Kind::kPut, "job/bad/status", "\xff"}},
+                              Durability::kPowerLoss));
+  }
+  ASSERT_NO_FATAL_FAILURE(StartServer(options));
+  const v1::ListJobsResponse list = ListJobs();
+  ASSERT_EQ(list.jobs_size(), 2);
+  EXPECT_EQ(list.jobs(0).job_id(), "bad");
+  EXPECT_EQ(list.jobs(0).state(), v1::JOB_STATE_ORPHANED);
+  EXPECT_THAT(list.jobs(0).state_reason(), HasSubstr("'job/bad/status'"));
+  EXPECT_EQ(list.jobs(1).job_id(), "good");
+  ASSERT_OK_AND_ASSIGN(const v1::Job good, GetJob("good"));
+  EXPECT_EQ(good.state(), v1::JOB_STATE_WAITING);
+  EXPECT_GT(good.model().units_size(), 0);
+  for (const char* job : {"good", "bad"}) {
+    v1::DeleteJobRequest request;
+    request.set_request_id(absl::StrCat("delete-", job));
+    request.set_job_id(job);
+    grpc::ClientContext context;
+    v1::DeleteJobResponse response;
+    EXPECT_OK(FromGrpcStatus(jobs_->DeleteJob(&context, request, &response)));
+    EXPECT_THAT(GetJob(job), StatusIs(absl::StatusCode::kNotFound, HasSubstr(job)));
+  }
+  StartServer(options);
+  EXPECT_EQ(ListJobs().jobs_size(), 0) << "its rows are gone";
 }
 
 TEST_F(ServerTest, DifferentOrdersAreNamedToBothAndANewEpochBegins) {

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "checkpoint/safetensors/crc32.h"
 #include "gtest/gtest.h"
 #include "tests/fault/hybrid_cluster.h"
 #include "tests/testing/process_view.h"
@@ -53,8 +54,7 @@ class SoakRun : public HybridCluster {
     const absl::Time deadline = absl::Now() + absl::Minutes(3);
     while (IsRunning() && !HasFailure() && absl::Now() < deadline) {
       absl::SleepFor(absl::Milliseconds(Draw(2, longest_pause_ms_)));
-      // A trainer that ends while others still save the model cannot be asked again.
-      if (num_faults_ < max_faults && Step() < steps_ - 2) DoOne();
+      if (num_faults_ < max_faults) DoOne();
       RestartEndedTrainers();
     }
     std::string model = Finish();
@@ -111,7 +111,7 @@ class SoakRun : public HybridCluster {
     const bool second = Draw(0, 1) == 1;
     auto& worker = second ? second_worker_ : worker_;
     const int rank = Draw(0, world_size_ - 1);
-    switch (Draw(0, 9)) {
+    switch (Draw(0, 11)) {
       case 0:
         End(coordinator_.get(), SIGKILL);
         StartCoordinator();
@@ -151,6 +151,15 @@ class SoakRun : public HybridCluster {
         return;
       case 9:
         return LoseNode(second);
+      case 10:
+        StandStill(coordinator_->pid());
+        return Count("coordinator stood still");
+      case 11:
+        if (const int vault = VaultOf(second ? folder_ + "/x" : folder_); vault > 0) {
+          StandStill(vault);
+          Count("vault stood still");
+        }
+        return;
     }
   }
 
@@ -195,8 +204,8 @@ TEST(SoakTest, ModelHasTheBitsOfAnUndisturbedRunWhateverIsKilledOrStandsStill) {
         });
     const std::string line = absl::StrCat(
         "{\"seed\": ", seed, ", \"seconds\": ", absl::ToDoubleSeconds(absl::Now() - began),
-        ", \"same_bits\": ", model == undisturbed ? "true" : "false", ", \"faults\": {", faults,
-        "}}");
+        ", \"same_bits\": ", model == undisturbed ? "true" : "false", ", \"model_crc32\": \"",
+        FormatCrc32(Crc32(model)), "\", \"faults\": {", faults, "}}");
     fprintf(stderr, "%lld of %lld faults: %s\n", static_cast<long long>(done),
             static_cast<long long>(wanted), line.c_str());
     if (ledger != nullptr) std::ofstream(ledger, std::ios::app) << line << "\n";

@@ -67,6 +67,7 @@ struct ExecutorMemory {
 
   // Errors: InvalidArgument  the packet is not a setup, or a region is smaller than the plan needs,
   //                          or the flight ring is of another version.
+  //         FailedPrecondition  a page, or who wrote the setup, is of another version.
   //         ResourceExhausted  its memory cannot be taken; and those of MakeRankDevice
   static absl::StatusOr<ExecutorMemory> FromSetup(Packet packet, const MakeRankDevice& make_device);
 
