@@ -113,6 +113,10 @@ class SoakRun : public HybridCluster {
     const int rank = Draw(0, world_size_ - 1);
     switch (Draw(0, 11)) {
       case 0:
+        // One that did not see the end of a lost node's worker lets its successor in after ten
+        // seconds of silence, which it has to live for.
+        if (absl::Now() < await_successor_until_) return;
+        if (absl::Now() < lost_time_ + kPatience) await_successor_until_ = absl::Now() + kPatience;
         End(coordinator_.get(), SIGKILL);
         StartCoordinator();
         return Count("coordinator killed");
@@ -169,6 +173,7 @@ class SoakRun : public HybridCluster {
     if (lost_at_ >= 0 && step < lost_at_ + 3) return;
     if (step < 2) return;  // Before there are values there is nothing to lose.
     lost_at_ = step;
+    lost_time_ = absl::Now();
     const int vault = VaultOf(second ? folder_ + "/x" : folder_);
     ASSERT_GT(vault, 0);
     kill(vault, SIGKILL);
@@ -181,6 +186,9 @@ class SoakRun : public HybridCluster {
   const int longest_pause_ms_;  // Between two faults.
   // Where the steps were when a node was lost: three more and it has been rebuilt. -1: never.
   int64_t lost_at_ = -1;
+  static constexpr absl::Duration kPatience = absl::Seconds(12);
+  absl::Time lost_time_ = absl::InfinitePast();
+  absl::Time await_successor_until_ = absl::InfinitePast();
   int64_t num_faults_ = 0;
   std::map<std::string, int> faults_;
 };
