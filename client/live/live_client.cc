@@ -121,6 +121,8 @@ class GrpcLiveClient : public LiveClient {
     while (reader->Read(&rest)) {
     }
     const absl::Status status = End(reader.get(), &context, absl::OkStatus());
+    // The worker takes a fetch that broke off for a client that left.
+    if (!fetched.ok() && absl::IsCancelled(status)) return fetched;
     return fetched.ok() || !status.ok() ? status : fetched;
   }
 

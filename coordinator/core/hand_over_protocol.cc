@@ -108,6 +108,10 @@ absl::Status HandOverProtocol::CancelHandOver(const JobId& id, const std::string
                                               absl::Time now, Effects* effects) {
   const Job* job = state_->FindJob(id);
   if (job == nullptr) return NoSuchJob(id);
+  // A repeated request gets the answer of the first.
+  if (job->hand_over.has_value() && job->hand_over->phase == HandOverPhase::kCancelled &&
+      job->hand_over->reason == reason)
+    return absl::OkStatus();
   if (!job->IsFrozen() || IsOver(job->status.state))
     return absl::FailedPreconditionError(absl::StrCat(What(id), " is not handed over"));
   if (job->hand_over->phase == HandOverPhase::kAccepted) {

@@ -1,6 +1,8 @@
 #include "coordinator/core/job_requests.h"
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +21,12 @@ absl::Status CheckOwner(const Event& event, const std::string& owner) {
   return absl::PermissionDeniedError(
       absl::StrCat("job '", event.job.value(), "' is not of '", event.owner, "': its owner is ",
                    owner.empty() ? "not known" : absl::StrCat("'", owner, "'")));
+}
+
+// From where a job's generation would be else, in [0, 2^20). A journal that is put back and a clock
+// that is set back come to the same numbers again, and a worker may still hold a job that had one.
+int64_t DistanceOf(const std::string& request_id) {
+  return static_cast<int64_t>(std::hash<std::string>()(request_id) % (1 << 20));
 }
 
 }  // namespace
@@ -90,7 +98,8 @@ absl::StatusOr<JobView> JobRequests::CreateJob(const CreateJobEvent& event, absl
   status.reason = "the job was created";
   // Later than any deleted generation of this id, even if the clock has gone back.
   const int64_t sequence =
-      std::max(NextSequence(now), state_->durable().deleted().Newest(event.job).value() + 1);
+      std::max(NextSequence(now), state_->durable().deleted().Newest(event.job).value() + 1) +
+      DistanceOf(event.request_id);
   state_->Put(
       JobSpecRecord{event.job, event.spec, Generation(sequence), event.owner, event.attach_key},
       effects);

@@ -1,118 +1,70 @@
 // A gRPC server that hands every call on to another one, and loses, repeats and delays what it is
-// told by a seeded dice, as a bad network with retries does:
+// told, as a bad network with retries does:
 //
 //   request lost      UNAVAILABLE, and the server never heard of it
 //   reply lost        UNAVAILABLE, though the server has done it
-//   repeated          (calls of one message alone) the server is asked twice, the caller hears once
+//   repeated          the server is asked twice, the caller hears once
 //   delayed           before the server is asked
-//   stream cut        after some messages, on both sides
+//   cut               UNAVAILABLE after some messages of a stream, on both sides, or at its end
 //
-//   lossy_proxy TARGET PORT_FILE SEED PER_MILLE
+//   lossy_proxy TARGET LISTEN PORT_FILE SEED PACK_SIZE
 //
-// Of 1,000 calls so many get each of these fates. Knows no service: messages are bytes. Says on
-// standard error at its end, by SIGTERM, how many calls had which fate.
+// Of PACK_SIZE calls of a method one has each of these fates (call_fates.h). LISTEN: HOST:PORT, or
+// unix:PATH of a socket. What callers send goes on as bytes; a caller that ends its call ends it at
+// the server, too. Writes on standard error at its end, by SIGTERM, how many calls of each method
+// had which fate.
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
-#include <mutex>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "google/protobuf/descriptor.h"
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "net/credentials.h"
-#include "proto/coordinator.pb.h"
-#include "proto/hand_over.pb.h"
-#include "proto/saves.pb.h"
+#include "tests/fault/lossy/call_fates.h"
 
 namespace tessera {
 namespace {
 
 constexpr int kCallsAtATime = 64;
 
-enum class Fate { kNone, kLoseRequest, kLoseReply, kRepeat, kDelay, kCut, kCount };
-
-class Dice {
- public:
-  Dice(uint64_t seed, int per_mille) : random_(seed), per_mille_(per_mille) {}
-
-  // A call of one message each way is not cut; a stream is neither repeated nor is its reply lost,
-  // and the one that lasts is cut, unless its request is lost.
-  Fate Next(bool is_unary, bool lasts) {
-    std::lock_guard<std::mutex> lock(mu_);
-    const int fate = static_cast<int>(random_() % 1000) / std::max(per_mille_, 1) + 1;
-    const bool has_one = per_mille_ > 0 && fate < static_cast<int>(Fate::kCount);
-    Fate chosen = has_one ? static_cast<Fate>(fate) : Fate::kNone;
-    if (is_unary && chosen == Fate::kCut) chosen = Fate::kNone;
-    if (!is_unary && (chosen == Fate::kRepeat || chosen == Fate::kLoseReply)) chosen = Fate::kNone;
-    if (lasts && chosen != Fate::kLoseRequest && per_mille_ > 0) chosen = Fate::kCut;
-    ++counts_[static_cast<int>(chosen)];
-    return chosen;
-  }
-  int Below(int end) {
-    std::lock_guard<std::mutex> lock(mu_);
-    return static_cast<int>(random_() % end);
-  }
-  std::string Describe() {
-    std::lock_guard<std::mutex> lock(mu_);
-    return absl::StrCat(counts_[0], " handed on, ", counts_[1], " requests lost, ", counts_[2],
-                        " replies lost, ", counts_[3], " repeated, ", counts_[4], " delayed, ",
-                        counts_[5], " cut");
-  }
-
- private:
-  std::mutex mu_;
-  std::mt19937_64 random_;
-  const int per_mille_;
-  int counts_[static_cast<int>(Fate::kCount)] = {};
-};
-
-// Of calls of one message each way, which alone can be repeated.
-bool IsUnary(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (path.empty() || slash == 0 || slash == std::string::npos) return false;
-  const auto* method = google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(
-      absl::StrCat(path.substr(1, slash - 1), ".", path.substr(slash + 1)));
-  return method != nullptr && !method->client_streaming() && !method->server_streaming();
-}
-
 // One call, on a thread and a queue that serve no other meanwhile.
 class Call {
  public:
-  Call(grpc::GenericStub* stub, Dice* dice, grpc::ServerCompletionQueue* queue)
-      : stub_(stub), dice_(dice), queue_(queue), stream_(&context_) {}
+  Call(grpc::GenericStub* stub, CallFates* fates, grpc::ServerCompletionQueue* queue)
+      : stub_(stub), fates_(fates), queue_(queue), stream_(&context_) {}
 
   // Waits for a call. False: the server ends.
   bool Await(grpc::AsyncGenericService* service) {
+    context_.AsyncNotifyWhenDone(Tag(kServerDone));
     service->RequestCall(&context_, &stream_, queue_, queue_, Tag(kStarted));
     void* tag = nullptr;
     bool ok = false;
     return queue_->Next(&tag, &ok) && ok;
   }
   void Run() {
-    const std::string path = context_.method();
-    const Fate fate = dice_->Next(IsUnary(path), absl::EndsWith(path, "/Connect"));
-    if (fate == Fate::kLoseRequest) return End(Lost());
-    if (fate == Fate::kDelay)
-      std::this_thread::sleep_for(std::chrono::milliseconds(dice_->Below(50)));
-    if (fate == Fate::kCut) messages_left_ = 1 + dice_->Below(40);
-    repeats_ = fate == Fate::kRepeat;
-    loses_reply_ = fate == Fate::kLoseReply;
-    CopyTo(&client_context_);
-    client_ = stub_->PrepareCall(&client_context_, path, queue_);
-    client_->StartCall(Tag(kStarted));
+    method_ = context_.method().substr(1);  // Without its first slash.
+    const CallFates::Call call = fates_->Next(method_);
+    fate_ = call.fate;
+    ++under_way_;  // kServerDone.
+    std::this_thread::sleep_for(std::chrono::milliseconds(call.delay_ms));
+    messages_left_ = call.cut_after;
+    if (fate_ == Fate::kRequestLost) {
+      FinishServer(Lost());
+    } else if (fate_ == Fate::kRepeated) {
+      ReadServer();  // A call that is begun before its request is known would wait for that.
+    } else {
+      StartClient();
+    }
     Pump();
   }
 
@@ -125,7 +77,8 @@ class Call {
     kClientDone,
     kClientRead,
     kClientFinished,
-    kServerFinished
+    kServerFinished,
+    kServerDone  // The caller has heard the end, or is gone.
   };
   static void* Tag(Event event) { return reinterpret_cast<void*>(static_cast<intptr_t>(event)); }
   static grpc::Status Lost() { return {grpc::StatusCode::UNAVAILABLE, "lost on the way"}; }
@@ -137,11 +90,6 @@ class Call {
         to->AddMetadata(name, std::string(value.data(), value.size()));
     }
     to->set_deadline(context_.deadline());
-  }
-  void End(const grpc::Status& status) {
-    ++under_way_;
-    stream_.Finish(status, Tag(kServerFinished));
-    Pump();
   }
   // Until the server's side is finished and nothing is under way.
   void Pump() {
@@ -156,19 +104,13 @@ class Call {
     switch (event) {
       case kStarted:
         if (!ok) return FinishClient();
-        ReadServer();
         ReadClient();
-        return;
+        return fate_ == Fate::kRepeated ? WriteClient() : ReadServer();
       case kServerRead:
         --under_way_;
-        if (!ok) {
-          ++under_way_;
-          return client_->WritesDone(Tag(kClientDone));
-        }
-        if (IsCut()) return client_context_.TryCancel();
-        if (repeats_) AskOnce(up_);
-        ++under_way_;
-        return client_->Write(up_, Tag(kClientWrote));
+        if (client_ == nullptr) return ok ? Repeat() : FinishServer(Lost());
+        if (!ok) return EndClient();
+        return IsCut() ? client_context_.TryCancel() : WriteClient();
       case kClientWrote:
         --under_way_;
         if (ok) ReadServer();
@@ -180,7 +122,7 @@ class Call {
         --under_way_;
         if (!ok) return FinishClient();
         if (IsCut()) client_context_.TryCancel();
-        if (loses_reply_) return ReadClient();
+        if (fate_ == Fate::kReplyLost) return ReadClient();
         ++under_way_;
         return stream_.Write(down_, Tag(kServerWrote));
       case kServerWrote:
@@ -189,19 +131,28 @@ class Call {
         return ReadClient();
       case kClientFinished:
         --under_way_;
-        if (loses_reply_ || cut_) status_ = Lost();
-        ++under_way_;
-        return stream_.Finish(status_, Tag(kServerFinished));
+        if (fate_ == Fate::kCut) Cut();
+        if (fate_ == Fate::kReplyLost || fate_ == Fate::kCut) status_ = Lost();
+        return FinishServer(status_);
       case kServerFinished:
         --under_way_;
         finished_ = true;
         return;
+      case kServerDone:
+        --under_way_;
+        if (context_.IsCancelled() && client_ != nullptr) client_context_.TryCancel();
+        return;
     }
   }
+  // Before the next message.
   bool IsCut() {
-    if (messages_left_ < 0 || --messages_left_ > 0) return cut_;
+    if (fate_ != Fate::kCut) return false;
+    if (!cut_ && --messages_left_ == 0) Cut();
+    return cut_;
+  }
+  void Cut() {
+    if (!cut_) fates_->NoteCut(method_);
     cut_ = true;
-    return true;
   }
   void ReadServer() {
     ++under_way_;
@@ -211,11 +162,32 @@ class Call {
     ++under_way_;
     client_->Read(&down_, Tag(kClientRead));
   }
+  void StartClient() {
+    CopyTo(&client_context_);
+    client_ = stub_->PrepareCall(&client_context_, context_.method(), queue_);
+    client_->StartCall(Tag(kStarted));
+  }
+  void WriteClient() {
+    ++under_way_;
+    client_->Write(up_, Tag(kClientWrote));
+  }
+  void EndClient() {
+    ++under_way_;
+    client_->WritesDone(Tag(kClientDone));
+  }
   void FinishClient() {
     ++under_way_;
     client_->Finish(&status_, Tag(kClientFinished));
   }
-  // The same request, whose reply nobody hears.
+  void FinishServer(const grpc::Status& status) {
+    ++under_way_;
+    stream_.Finish(status, Tag(kServerFinished));
+  }
+  void Repeat() {
+    AskOnce(up_);
+    StartClient();
+  }
+  // The same request. Nobody hears the reply, of which the first message is awaited.
   void AskOnce(const grpc::ByteBuffer& request) {
     grpc::ClientContext other;
     CopyTo(&other);
@@ -232,16 +204,15 @@ class Call {
       await();
     }
     grpc::ByteBuffer reply;
-    do {
-      once->Read(&reply, nullptr);
-    } while (await());
+    once->Read(&reply, nullptr);
+    if (await() && KindOf(method_) == CallKind::kServerStream) other.TryCancel();
     grpc::Status ignored;
     once->Finish(&ignored, nullptr);
     await();
   }
 
   grpc::GenericStub* const stub_;
-  Dice* const dice_;
+  CallFates* const fates_;
   grpc::ServerCompletionQueue* const queue_;
   grpc::GenericServerContext context_;
   grpc::GenericServerAsyncReaderWriter stream_;
@@ -249,20 +220,19 @@ class Call {
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> client_;
   grpc::ByteBuffer up_, down_;
   grpc::Status status_;
-  bool repeats_ = false, loses_reply_ = false, cut_ = false, finished_ = false;
-  int messages_left_ = -1;  // Of a stream that is cut.
+  std::string method_;
+  Fate fate_ = Fate::kHandedOn;
+  bool cut_ = false, finished_ = false;
+  int messages_left_ = 0;  // Until the stream is cut.
   int under_way_ = 0;
 };
 
-int Main(const std::string& target, const std::string& port_file, uint64_t seed, int per_mille) {
+int Main(const std::string& target, const std::string& listen, const std::string& port_file,
+         CallFates* fates) {
   sigset_t ending;
   sigemptyset(&ending);
   sigaddset(&ending, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);
-  // What the generated pool knows is what is linked.
-  (void)v1::Job::descriptor();
-  (void)v1::Save::descriptor();
-  (void)v1::HandOverInfo::descriptor();
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, 64 << 20);
   DialOptions dial = {target};
@@ -270,11 +240,10 @@ int Main(const std::string& target, const std::string& port_file, uint64_t seed,
   const auto channel = OpenChannel(dial, arguments);
   if (!channel.ok()) return 1;
   grpc::GenericStub stub(*channel);
-  Dice dice(seed, per_mille);
   grpc::AsyncGenericService service;
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(64 << 20);
   PermitPings(&builder);
   builder.RegisterAsyncGenericService(&service);
@@ -286,7 +255,7 @@ int Main(const std::string& target, const std::string& port_file, uint64_t seed,
   for (const auto& queue : queues) {
     std::thread([&, queue = queue.get()] {
       while (true) {
-        Call call(&stub, &dice, queue);
+        Call call(&stub, fates, queue);
         if (!call.Await(&service)) return;
         call.Run();
       }
@@ -296,7 +265,7 @@ int Main(const std::string& target, const std::string& port_file, uint64_t seed,
   std::rename((port_file + ".tmp").c_str(), port_file.c_str());
   int signal = 0;
   sigwait(&ending, &signal);
-  fprintf(stderr, "%s\n", dice.Describe().c_str());
+  fprintf(stderr, "%s", fates->Describe().c_str());
   _exit(0);  // Calls that are under way end with it.
 }
 
@@ -304,6 +273,7 @@ int Main(const std::string& target, const std::string& port_file, uint64_t seed,
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
-  return tessera::Main(argv[1], argv[2], strtoull(argv[3], nullptr, 10), atoi(argv[4]));
+  if (argc != 6) return 2;
+  tessera::CallFates fates(strtoull(argv[4], nullptr, 10), atoi(argv[5]));
+  return tessera::Main(argv[1], argv[2], argv[3], &fates);
 }
