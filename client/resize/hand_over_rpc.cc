@@ -46,11 +46,12 @@ absl::StatusOr<v1::HandOverInfo> CallUntil(const DialOptions& coordinator, absl:
     v1::HandOverInfo info;
     const absl::Status status = FromGrpcStatus(call(stub.get(), &context, &info));
     if (status.ok()) return info;
-    // Nobody here cancels a call: the coordinator does that, when it stops.
-    const bool is_away = absl::IsUnavailable(status) || absl::IsCancelled(status);
-    // Everything else is an answer.
-    if (!is_away && !absl::IsDeadlineExceeded(status)) return status;
-    if (!is_away || SteadyNow() + kRetryEvery >= deadline) {
+    // Nobody here cancels a call: the coordinator does that, when it stops. It also ends a call whose
+    // request comes too slowly. Everything else is an answer.
+    if (!absl::IsUnavailable(status) && !absl::IsCancelled(status) &&
+        !absl::IsDeadlineExceeded(status))
+      return status;
+    if (SteadyNow() + kRetryEvery >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(coordinator.address, ": ", status.ToString()));
     }
