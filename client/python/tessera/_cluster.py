@@ -115,7 +115,7 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
         if worker is None:
             raise TesseraError("rank='any' is one of a worker's: say which worker (worker=, or "
                                "TESSERA_WORKER)", "INVALID_ARGUMENT")
-    elif not isinstance(rank, int) or not 0 <= rank < world_size:
+    elif isinstance(rank, str) or not 0 <= rank < world_size:
         raise TesseraError(f"rank {rank!r} of {world_size}: not in [0, {world_size}), nor 'any'",
                            "INVALID_ARGUMENT")
     if (coordinator is None) != (worker is None):
