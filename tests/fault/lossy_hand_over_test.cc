@@ -89,14 +89,7 @@ TEST_P(LossyHandOverTest, HandOverIsTakenBackOnceHoweverOftenItIsSaid) {
   StartCoordinator();
   StartWorker();
   ASSERT_NO_FATAL_FAILURE(StartLayer(kEach));
-  SessionOptions options;
-  options.coordinator_address = dialled_address();
-  options.worker_address = worker_address();
-  options.job_id = "toy";
-  options.model = testing_support::ToyModel(3);
-  options.config.world_size = kWorldSize;
-  options.operation_timeout = absl::Seconds(60);
-  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(ToyOptions()));
   team_.emplace(std::move(team));
   int64_t last_number = 0;
   for (int64_t step = 1; step <= kEach; ++step) {

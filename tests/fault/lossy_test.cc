@@ -230,14 +230,7 @@ class LossySaveTest : public LossyTest {
     StartCoordinator();
     ASSERT_NO_FATAL_FAILURE(StartLayer(kSome));
     StartWorker();
-    SessionOptions options;
-    options.coordinator_address = dialled_address();
-    options.worker_address = worker_address();
-    options.job_id = "toy";
-    options.model = testing_support::ToyModel(3);
-    options.config.world_size = kWorldSize;
-    options.operation_timeout = absl::Seconds(60);
-    ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(ToyOptions()));
     team_.emplace(std::move(team));
     ASSERT_OK(team_->TrainTo(1));
     cli::Endpoint endpoint;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_matchers.h"
 #include "tests/testing/process_view.h"
+#include "tests/testing/toy_training.h"
 
 namespace tessera {
 
@@ -42,6 +43,17 @@ std::string LossyCluster::End(Layer* layer) {
   layer->process->Kill(SIGTERM);
   layer->process->Wait();
   return ReadFile(layer->log);
+}
+
+SessionOptions LossyCluster::ToyOptions() const {
+  SessionOptions options;
+  options.coordinator_address = dialled_address();
+  options.worker_address = worker_address();
+  options.job_id = "toy";
+  options.model = testing_support::ToyModel(3);
+  options.config.world_size = kWorldSize;
+  options.operation_timeout = absl::Seconds(60);
+  return options;
 }
 
 void LossyCluster::ExpectEveryFate(const std::string& described, const std::string& method) {

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
+#include "tessera/session_options.h"
 #include "tests/demo/child_process.h"
 #include "tests/fault/process_cluster.h"
 
@@ -34,6 +35,9 @@ class LossyCluster : public ProcessCluster, public testing::WithParamInterface<i
   void StartLayer(int pack_size);
   // What dials it has lost the coordinator then.
   std::string EndLayer() { return End(&layer_); }
+
+  // Of trainers of the toy model in this process, whose calls to the coordinator pass the layer.
+  SessionOptions ToyOptions() const;
 
   // Of a description by End(): each fate that a call of this method can have has come.
   static void ExpectEveryFate(const std::string& described, const std::string& method);
