@@ -156,12 +156,19 @@ int64_t SimulatedCluster::num_saved() const {
   return saved;
 }
 
+int64_t SimulatedCluster::num_put() const {
+  int64_t put = 0;
+  for (const auto& [key, truth] : truths_) put += truth->puts().num_set();
+  return put;
+}
+
 void SimulatedCluster::AwaitSteps(int64_t steps) {
   awaited_more_ = steps;
   for (const auto& [key, truth] : truths_) awaited_steps_[key] = truth->shown_committed() + steps;
 }
 
 bool SimulatedCluster::HasTakenThem() const {
+  if (puts_.HasPending()) return false;
   std::set<Generation> generations;
   for (const auto& owner : owners_) generations.insert(owner->generation());
   // What an older journal does not know is kept.

@@ -23,13 +23,17 @@ SimulatedCluster::SimulatedCluster(uint32_t seed, const SimulatedShape& shape)
       acts_per_fault_(50 * shape.world_size),
       has_copies_(shape.has_copies),
       calls_(&dice_),
-      coordinator_(Options(shape), &dice_, [this](const Effects& effects) { OnDurable(effects); }) {
+      coordinator_(Options(shape), &dice_, [this](const Effects& effects) { OnDurable(effects); }),
+      puts_(&dice_, &coordinator_, [this](const JobId& job, Generation generation) {
+        return FindTruth(job, generation);
+      }) {
   const auto find_truth = [this](const JobId& job, Generation generation) {
     return FindTruth(job, generation);
   };
+  const auto find_put_line = [this](const std::string& session) { return puts_.FindLine(session); };
   for (int i = 0; i < shape.num_workers; ++i) {
     nodes_.emplace_back().worker = std::make_unique<SimulatedWorker>(
-        absl::StrCat("w", i), shape.num_devices, &dice_, find_truth);
+        absl::StrCat("w", i), shape.num_devices, &dice_, find_truth, find_put_line);
   }
   for (int i = 0; i < shape.num_jobs; ++i) {
     const int32_t world_size = shape.num_jobs == 1 ? shape.world_size : 1 + i % shape.world_size;
@@ -90,6 +94,7 @@ void SimulatedCluster::ReadFrom(Node* node) {
 }
 
 void SimulatedCluster::Work(Node* node) {
+  if (!node->silent) node->worker->WorkOnPuts();
   for (const auto& [id, job] : node->worker->jobs()) {
     if (!job->is_running() || !job->lacks_values()) continue;
     for (const Node& other : nodes_) {
@@ -99,7 +104,7 @@ void SimulatedCluster::Work(Node* node) {
           source->lacks_values()) {
         continue;
       }
-      job->Rebuild();
+      job->Rebuild(*source);
       ++num_rebuilt_;
       return;
     }
@@ -193,6 +198,7 @@ void SimulatedCluster::Act(bool chaos) {
   if (coordinator_.takes_over() && HasTakenOver()) coordinator_.EndTakeOver();
   if (dice_.OneIn(4)) Connect(node);
   if (dice_.OneIn(4)) calls_.Deliver();
+  if (dice_.OneIn(4)) puts_.Act(chaos);
   switch (dice_.Roll(16)) {
     case 0:
       if (coordinator_.Tick()) CheckDeadlines();

@@ -19,6 +19,7 @@
 #include "coordinator/service/simulated_coordinator.h"
 #include "coordinator/service/simulated_dice.h"
 #include "coordinator/service/simulated_owner.h"
+#include "coordinator/service/simulated_put_writer.h"
 #include "coordinator/service/simulated_truth.h"
 #include "coordinator/service/simulated_worker.h"
 
@@ -46,7 +47,7 @@ class SimulatedCluster {
   void Heal();
   // From now on, until each job there is has taken so many steps more.
   void AwaitSteps(int64_t steps);
-  // Workers hold no other job by then, and all saves have ended.
+  // Workers hold no other job by then, and all saves and puts have ended.
   bool HasTakenThem() const;
 
   // The jobs, and what each worker knows of them: for a person.
@@ -58,6 +59,7 @@ class SimulatedCluster {
   int64_t num_jobs() const { return truths_.size(); }
   int64_t num_restarts() const { return coordinator_.num_restarts(); }
   int64_t num_saved() const;  // Checkpoints that all ranks have made.
+  int64_t num_put() const;    // Puts of which a client was told that they are set.
   int64_t num_gone_back() const { return num_gone_back_; }
   int64_t num_rebuilt() const { return num_rebuilt_; }  // Workers that were given their shards.
 
@@ -107,6 +109,7 @@ class SimulatedCluster {
   std::map<Key, std::unique_ptr<SimulatedTruth>> truths_;
   std::vector<std::unique_ptr<SimulatedTruth>> lost_truths_;  // Of jobs that nobody knows.
   SimulatedCoordinator coordinator_;
+  SimulatedPutHub puts_;
   std::vector<Node> nodes_;
   std::vector<std::unique_ptr<SimulatedOwner>> owners_;
   std::map<JobId, JobStatus> statuses_;  // As they are durable.

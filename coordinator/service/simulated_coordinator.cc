@@ -102,6 +102,12 @@ absl::StatusOr<v1::RegisterWorkerResponse> SimulatedCoordinator::Register(
   return response;
 }
 
+bool SimulatedCoordinator::Send(const WorkerId& worker, const Command& command) {
+  const auto stream = current_.find(worker);
+  if (stream != current_.end()) stream->second->down.push_back(Encode(command));
+  return stream != current_.end();
+}
+
 void SimulatedCoordinator::ReadFrom(const WorkerId& worker) {
   std::vector<SimulatedStreamPtr> streams;
   for (const SimulatedStreamPtr& stream : streams_) {

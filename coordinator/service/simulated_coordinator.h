@@ -35,6 +35,8 @@ class SimulatedCoordinator {
   // Reads an event of one of the worker's streams, or sees that one is over.
   void ReadFrom(const WorkerId& worker);
 
+  // As CoordinatorHost::SendCommand.
+  bool Send(const WorkerId& worker, const Command& command);
   bool Hears(const WorkerId& worker) const { return current_.count(worker) > 0; }
 
   // It believes that the worker's connection is broken.

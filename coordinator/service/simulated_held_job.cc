@@ -21,6 +21,7 @@ void SimulatedHeldJob::RankRun::BeginAt(int64_t new_step) {
   step = new_step;
   sequence = 0;
   voted = false;
+  put = 0;
   pending.reset();
 }
 
@@ -45,6 +46,7 @@ void SimulatedHeldJob::Prepare(const v1::Job& job) {
   phase_ = Phase::kPreparing;
   failure_.Clear();
   saves_.EndEpoch();
+  puts_->EndEpoch();
   std::map<int32_t, RankRun> before;
   before.swap(ranks_);
   for (const int32_t rank : LocalRanks(job, worker_))
@@ -66,7 +68,7 @@ v1::WorkerEvent SimulatedHeldJob::PreparedEvent() const {
   prepared->set_generation(job_.generation());
   prepared->set_epoch(epoch_.value());
   prepared->set_decided_step(decided_step_);
-  prepared->set_decision(absl::StrCat("decision of step ", decided_step_));
+  prepared->set_decision(puts_->DecisionOf(decided_step_));
   prepared->set_holds_nothing(!HoldsAll());
   for (const auto& [rank, run] : ranks_)
     (*prepared->mutable_rank_addresses())[rank] = absl::StrCat("127.0.0.1:", 1000 + rank);
@@ -84,16 +86,21 @@ void SimulatedHeldJob::Start(const v1::StartEpoch& start) {
   phase_ = Phase::kRunning;
   has_begun_ = true;
   lacks_values_ = is_rebuilt;
-  if (!is_rebuilt) decided_step_ = start.resume_step();
+  if (!is_rebuilt) {
+    decided_step_ = start.resume_step();
+    if (!start.decision().empty()) puts_->Learn(start.decision());
+  }
   first_step_ = start.resume_step() + 1;
   for (auto& [rank, run] : ranks_) {
     run.BeginAt(first_step_);
+    puts_->Apply(rank, start.resume_step());
   }
 }
 
-void SimulatedHeldJob::Rebuild() {
+void SimulatedHeldJob::Rebuild(const SimulatedHeldJob& source) {
   lacks_values_ = false;
   decided_step_ = first_step_ - 1;
+  puts_->LearnAll(*source.puts_);
 }
 
 void SimulatedHeldJob::Release(const v1::OrderRelease& release) {
@@ -126,11 +133,13 @@ void SimulatedHeldJob::Fail(const std::string& reason) {
 void SimulatedHeldJob::EndEpoch() {
   phase_ = Phase::kFailed;
   saves_.EndEpoch();
+  puts_->EndEpoch();
   for (auto& [rank, run] : ranks_) run.pending.reset();
 }
 
 void SimulatedHeldJob::EndEpochOfDaemonBefore() {
   saves_.Forget();
+  puts_->Forget();
   for (auto& [rank, run] : ranks_) run.last_report.reset();
   phase_ = Phase::kRunning;
   Fail("daemon replaced");
@@ -149,12 +158,12 @@ void SimulatedHeldJob::Work() {
 void SimulatedHeldJob::WorkOn(int32_t rank, RankRun* run) {
   if (dice_->OneIn(3)) saves_.Work(rank);
   if (run->pending.has_value()) return;
+  if (run->put != 0) return WorkOnPut(rank, run);
   if (run->voted) {
     // Its part is done, and the next step begins, when the data plane has decided this one.
     if (truth_->IsDecided(epoch_, run->step)) FinishStep(rank, run);
   } else if (run->sequence == kOperations) {
-    run->voted = true;
-    truth_->Vote(epoch_, run->step, rank, saves_.WantedBy(rank), saves_.IsUnderWay(rank));
+    VoteForStep(rank, run);
   } else if (run->step == first_step_) {
     AnnounceNext(rank, run);
   } else {
@@ -187,9 +196,47 @@ void SimulatedHeldJob::AnnounceNext(int32_t rank, RankRun* run) {
   emit_(std::move(event));
 }
 
+void SimulatedHeldJob::VoteForStep(int32_t rank, RankRun* run) {
+  run->voted = true;
+  SimulatedTruth::Vote vote;
+  vote.save = saves_.WantedBy(rank);
+  vote.is_saving = saves_.IsUnderWay(rank);
+  vote.put = puts_->VoteOf(rank);
+  truth_->Take(epoch_, run->step, rank, vote);
+}
+
 void SimulatedHeldJob::FinishStep(int32_t rank, RankRun* run) {
+  SimulatedSave* save = truth_->saves().Find(epoch_, run->step);
+  if (save != nullptr) saves_.Begin(rank, save);
+  run->put = truth_->AgreedPut(epoch_, run->step);
+  if (run->put == 0) puts_->Settle(rank);
+  FinishVersion(rank, run);
+}
+
+void SimulatedHeldJob::WorkOnPut(int32_t rank, RankRun* run) {
+  if (!run->voted) {
+    run->voted = true;
+    return truth_->VoteForPut(epoch_, run->step, rank, !dice_->OneIn(32));
+  }
+  const std::optional<bool> is_decided = truth_->puts().OutcomeOf(epoch_, run->step);
+  if (!is_decided.has_value()) return;
+  if (*is_decided) {
+    puts_->Decide(run->put, run->step);
+    truth_->puts().Record(run->put, epoch_, run->step);
+    FinishVersion(rank, run);
+  } else {
+    puts_->Void(rank, "a rank could not read it");
+    run->voted = false;
+  }
+  puts_->Settle(rank);
+  run->put = 0;
+}
+
+// The rank has the version, and reports it.
+void SimulatedHeldJob::FinishVersion(int32_t rank, RankRun* run) {
   decided_step_ = std::max(decided_step_, run->step);
   truth_->Finish(run->step);
+  puts_->Apply(rank, run->step);
   v1::WorkerEvent event;
   v1::StepReport* report = event.mutable_step();
   report->set_job_id(job_.job_id());
@@ -199,8 +246,6 @@ void SimulatedHeldJob::FinishStep(int32_t rank, RankRun* run) {
   report->set_step(run->step);
   report->set_order_hash(1);
   run->last_report = *report;
-  SimulatedSave* save = truth_->saves().Find(epoch_, run->step);
-  if (save != nullptr) saves_.Begin(rank, save);
   ++run->step;
   run->sequence = 0;
   run->voted = false;

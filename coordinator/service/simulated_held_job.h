@@ -5,12 +5,14 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "coordinator/service/simulated_dice.h"
+#include "coordinator/service/simulated_puts.h"
 #include "coordinator/service/simulated_saves.h"
 #include "coordinator/service/simulated_truth.h"
 #include "proto/coordinator.pb.h"
@@ -43,7 +45,7 @@ class SimulatedHeldJob {
   // One random rank gets on, if there is anything that it can do.
   void Work();
   // Its ranks get their shards from another worker of the epoch.
-  void Rebuild();
+  void Rebuild(const SimulatedHeldJob& source);
   // The next announcement differs from the others'.
   void Deviate() { deviates_ = true; }
 
@@ -52,6 +54,7 @@ class SimulatedHeldJob {
   v1::WorkerEvent Held() const;  // All that is known of it.
 
   SimulatedTruth& truth() const { return *truth_; }
+  const std::shared_ptr<SimulatedPuts>& puts() const { return puts_; }
   Epoch epoch() const { return epoch_; }
   int64_t decided_step() const { return decided_step_; }
   bool is_running() const { return phase_ == Phase::kRunning; }
@@ -68,6 +71,7 @@ class SimulatedHeldJob {
     int64_t step = 0;  // Being worked on.
     int64_t sequence = 0;
     bool voted = false;  // Has done this step's operations and waits for the others.
+    uint64_t put = 0;    // `step` is the version that is to have it; 0: a trainer's step.
     std::optional<v1::OrderAnnouncement> pending;  // Waits for its release.
     std::optional<v1::StepReport> last_report;
 
@@ -77,7 +81,10 @@ class SimulatedHeldJob {
   void EndEpoch();
   void WorkOn(int32_t rank, RankRun* run);
   void AnnounceNext(int32_t rank, RankRun* run);
+  void VoteForStep(int32_t rank, RankRun* run);
   void FinishStep(int32_t rank, RankRun* run);
+  void WorkOnPut(int32_t rank, RankRun* run);
+  void FinishVersion(int32_t rank, RankRun* run);
   v1::WorkerEvent PreparedEvent() const;
 
   const std::string worker_;
@@ -85,6 +92,7 @@ class SimulatedHeldJob {
   SimulatedDice* const dice_;
   const Emit emit_;
   SimulatedSaves saves_;
+  const std::shared_ptr<SimulatedPuts> puts_ = std::make_shared<SimulatedPuts>();
   Phase phase_ = Phase::kNone;
   v1::Job job_;  // As it was prepared last.
   Epoch epoch_;

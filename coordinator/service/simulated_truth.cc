@@ -10,11 +10,12 @@ void SimulatedTruth::Announce(const OrderAnnouncement& event) {
   announced_[{event.epoch, event.position.step, event.position.sequence}][event.rank] = event.entry;
 }
 
-void SimulatedTruth::Vote(Epoch epoch, int64_t step, int32_t rank, int64_t save, bool is_saving) {
+void SimulatedTruth::Take(Epoch epoch, int64_t step, int32_t rank, const Vote& vote) {
   Votes& votes = votes_[{epoch, step}];
   votes.ranks |= uint32_t{1} << rank;
-  votes.saves.insert(save);
-  votes.is_saving |= is_saving;
+  votes.saves.insert(vote.save);
+  votes.is_saving |= vote.is_saving;
+  votes.puts.insert(vote.put);
   if (!IsDecided(epoch, step)) return;
   decided_ = std::max(decided_, step);
   const int64_t wanted = votes.saves.size() == 1 ? *votes.saves.begin() : 0;
@@ -26,6 +27,16 @@ bool SimulatedTruth::IsDecided(Epoch epoch, int64_t step) const {
   return votes != votes_.end() && votes->second.ranks == (uint32_t{1} << world_size()) - 1;
 }
 
+uint64_t SimulatedTruth::AgreedPut(Epoch epoch, int64_t step) const {
+  const std::set<uint64_t>& puts = votes_.at({epoch, step}).puts;
+  return puts.size() == 1 ? *puts.begin() : 0;
+}
+
+void SimulatedTruth::VoteForPut(Epoch epoch, int64_t step, int32_t rank, bool can_read) {
+  puts_.Vote(epoch, step, rank, can_read);
+  if (puts_.OutcomeOf(epoch, step).value_or(false)) decided_ = std::max(decided_, step);
+}
+
 void SimulatedTruth::Begin(Epoch epoch, int64_t resume_step) {
   const auto [begun, is_new] = begun_.emplace(epoch, resume_step);
   EXPECT_EQ(begun->second, resume_step) << "two workers begin one epoch at different steps";
@@ -34,6 +45,9 @@ void SimulatedTruth::Begin(Epoch epoch, int64_t resume_step) {
   if (is_new && !has_lost_memory_ && !is_hybrid()) {
     EXPECT_GE(resume_step, finished_) << "a step that was taken is forgotten";
   }
+  // A job without another copy is lost, or begins with its initial values where no step is known.
+  const bool is_void = has_lost_memory_ && (!is_hybrid() || resume_step == 0);
+  if (is_new) puts_.Begin(epoch, resume_step, is_void);
   // What was decided beyond this went with all that held it.
   if (is_new && has_lost_memory_) decided_ = std::min(decided_, resume_step);
 }
@@ -42,6 +56,7 @@ void SimulatedTruth::GoBack() {
   shown_committed_ = shown_epoch_ = 0;
   resume_steps_.clear();
   saves_.Forget();
+  puts_.ForgetAnswers();
   has_gone_back_ = true;
   // What of it was dropped is no longer known to be.
   if (is_deleted_ || has_lost_memory_) LoseMemory();
@@ -59,6 +74,7 @@ void SimulatedTruth::LoseMemory() {
   // It may begin again, in epochs that it has been in.
   begun_.clear();
   votes_.clear();
+  puts_.ForgetEpochs();
 }
 
 void SimulatedTruth::CheckView(const JobView& view) {
@@ -71,7 +87,7 @@ void SimulatedTruth::CheckView(const JobView& view) {
   shown_state_ = view.status.state;
 }
 
-void SimulatedTruth::CheckDrop(bool has_begun, int64_t decided_step) const {
+void SimulatedTruth::CheckDrop(bool has_begun, int64_t decided_step) {
   const bool is_over = is_deleted_ || shown_state_ == JobState::kLost;
   // What a hybrid job keeps is checked where its ranks are placed.
   // What it had before the coordinator went back may have begun again elsewhere.
@@ -79,6 +95,8 @@ void SimulatedTruth::CheckDrop(bool has_begun, int64_t decided_step) const {
   EXPECT_TRUE(is_over || is_nothing || !has_begun || has_lost_memory_ || decided_ == 0 ||
               is_hybrid())
       << "shards are dropped of job " << id_.value() << ", decided " << decided_;
+  // A command from before the coordinator went back may have begun an epoch with what was left.
+  if (has_lost_memory_) LoseMemory();
 }
 
 void SimulatedTruth::CheckRelease(const OrderRelease& release) const {

@@ -14,6 +14,7 @@
 #include "coordinator/core/effects.h"
 #include "coordinator/core/events.h"
 #include "coordinator/service/simulated_dice.h"
+#include "coordinator/service/simulated_put_truth.h"
 #include "coordinator/service/simulated_save_truth.h"
 
 namespace tessera::coordinator {
@@ -25,16 +26,25 @@ class SimulatedTruth {
         generation_(made.generation),
         spec_(made.spec),
         dice_(dice),
-        saves_(made.spec->config.world_size, dice) {}
+        saves_(made.spec->config.world_size, dice),
+        puts_(made.spec->config.world_size) {}
 
   // --- the ranks' side ---
   // The rank waits to do this.
   void Announce(const OrderAnnouncement& event);
-  // The rank votes for the step, of which it has done all operations, and for the save that it
-  // wants with it. `is_saving`: it is not through with an earlier one.
-  void Vote(Epoch epoch, int64_t step, int32_t rank, int64_t save, bool is_saving);
+  // What a rank votes for with a step of which it has done all operations.
+  struct Vote {
+    int64_t save = 0;        // 0: for none.
+    bool is_saving = false;  // It is not through with an earlier one.
+    uint64_t put = 0;        // 0: for none.
+  };
+  void Take(Epoch epoch, int64_t step, int32_t rank, const Vote& vote);
   // Whether all ranks of the epoch have voted for it: then it is decided.
   bool IsDecided(Epoch epoch, int64_t step) const;
+  // The put that all ranks voted for with the step; 0: for none. Its version is the next one.
+  uint64_t AgreedPut(Epoch epoch, int64_t step) const;
+  // The rank votes for that version.
+  void VoteForPut(Epoch epoch, int64_t step, int32_t rank, bool can_read);
   // A rank's trainer was told that the step is taken.
   void Finish(int64_t step) { finished_ = std::max(finished_, step); }
   // A worker with ranks of it ended, and its memory with it.
@@ -52,11 +62,12 @@ class SimulatedTruth {
   // --- the coordinator's side: fails the test where it says what is not so ---
   void CheckView(const JobView& view);
   // A worker frees what it has of it.
-  void CheckDrop(bool has_begun, int64_t decided_step) const;
+  void CheckDrop(bool has_begun, int64_t decided_step);
   void CheckRelease(const OrderRelease& release) const;
   void CheckStart(const StartEpoch& start);
 
   SimulatedSaveTruth& saves() { return saves_; }
+  SimulatedPutTruth& puts() { return puts_; }
   const JobId& id() const { return id_; }
   Generation generation() const { return generation_; }
   int32_t world_size() const { return spec_->config.world_size; }
@@ -74,6 +85,7 @@ class SimulatedTruth {
   const JobSpecPtr spec_;
   SimulatedDice* const dice_;
   SimulatedSaveTruth saves_;
+  SimulatedPutTruth puts_;
   int64_t decided_ = 0;
   int64_t finished_ = 0;
   bool has_lost_memory_ = false;
@@ -82,6 +94,7 @@ class SimulatedTruth {
   struct Votes {
     uint32_t ranks = 0;  // One bit each.
     std::set<int64_t> saves;
+    std::set<uint64_t> puts;
     bool is_saving = false;
   };
   std::map<std::pair<Epoch, int64_t>, Votes> votes_;  // By step.

@@ -9,11 +9,12 @@
 namespace tessera::coordinator {
 
 SimulatedWorker::SimulatedWorker(std::string id, int num_devices, SimulatedDice* dice,
-                                 FindTruth find_truth)
+                                 FindTruth find_truth, FindPutLine find_put_line)
     : id_(std::move(id)),
       num_devices_(num_devices),
       dice_(dice),
-      find_truth_(std::move(find_truth)) {}
+      find_truth_(std::move(find_truth)),
+      find_put_line_(std::move(find_put_line)) {}
 
 v1::RegisterWorkerRequest SimulatedWorker::RegisterRequest() const {
   v1::RegisterWorkerRequest request;
@@ -80,6 +81,7 @@ void SimulatedWorker::Heartbeat() { Emit(HeartbeatEvent()); }
 
 void SimulatedWorker::Boot() {
   Disconnect();
+  EndPuts();
   for (const auto& [id, job] : jobs_) job->truth().LoseMemory();
   jobs_.clear();
   ++life_;
@@ -89,6 +91,7 @@ void SimulatedWorker::Boot() {
 void SimulatedWorker::ReplaceDaemon() {
   if (jobs_.empty()) return Boot();  // There is nothing to go on with.
   Disconnect();
+  EndPuts();
   for (const auto& [id, job] : jobs_) job->EndEpochOfDaemonBefore();
 }
 
@@ -127,6 +130,8 @@ void SimulatedWorker::Handle(const v1::CoordinatorCommand& command) {
       job = Find(command.requested_save().job_id(), command.requested_save().generation());
       if (job != nullptr) job->WantSave(command.requested_save());
       return;
+    case v1::CoordinatorCommand::kStagePut:
+      return BeginPut(command.stage_put());
     case v1::CoordinatorCommand::kDescribe:
       job = Find(command.describe().job_id(), command.describe().generation());
       if (job != nullptr) Emit(job->Held());
@@ -190,6 +195,27 @@ void SimulatedWorker::Drop(const v1::DropJob& drop) {
     return;
   held->second->truth().CheckDrop(held->second->has_begun(), held->second->decided_step());
   jobs_.erase(held);
+}
+
+void SimulatedWorker::BeginPut(const v1::StagePut& stage) {
+  const SimulatedPutLinePtr line = find_put_line_(stage.session());
+  if (line == nullptr) return;
+  put_sessions_.push_back(
+      {JobId(stage.job_id()), Generation(stage.generation()), SimulatedPutSession(line)});
+}
+
+void SimulatedWorker::WorkOnPuts() {
+  for (size_t i = 0; i < put_sessions_.size();) {
+    PutSession& put = put_sessions_[i];
+    const SimulatedHeldJob* job = Find(put.job, put.generation);
+    const bool goes_on = put.session.Work(job == nullptr ? nullptr : job->puts());
+    i = goes_on ? i + 1 : put_sessions_.erase(put_sessions_.begin() + i) - put_sessions_.begin();
+  }
+}
+
+void SimulatedWorker::EndPuts() {
+  for (PutSession& put : put_sessions_) put.session.End(dice_->Roll(put.session.num_said() + 1));
+  put_sessions_.clear();
 }
 
 std::string SimulatedWorker::Describe() const {

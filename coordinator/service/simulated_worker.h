@@ -8,9 +8,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "coordinator/service/simulated_dice.h"
 #include "coordinator/service/simulated_held_job.h"
+#include "coordinator/service/simulated_put_line.h"
+#include "coordinator/service/simulated_puts.h"
 #include "coordinator/service/simulated_stream.h"
 #include "coordinator/service/simulated_truth.h"
 
@@ -22,7 +25,8 @@ class SimulatedWorker {
   // What is true of a job that it is told to prepare.
   using FindTruth = std::function<SimulatedTruth*(const JobId& job, Generation generation)>;
 
-  SimulatedWorker(std::string id, int num_devices, SimulatedDice* dice, FindTruth find_truth);
+  SimulatedWorker(std::string id, int num_devices, SimulatedDice* dice, FindTruth find_truth,
+                  FindPutLine find_put_line);
 
   // --- the line to the coordinator ---
   v1::RegisterWorkerRequest RegisterRequest() const;
@@ -40,6 +44,8 @@ class SimulatedWorker {
   // The daemon ends, and the next one has its memory.
   void ReplaceDaemon();
   void Work();
+  // While it reaches the coordinator.
+  void WorkOnPuts();
 
   WorkerId id() const { return WorkerId(id_); }
   Incarnation incarnation() const { return Incarnation(incarnation_); }
@@ -57,6 +63,8 @@ class SimulatedWorker {
   void Prepare(const v1::PrepareEpoch& prepare);
   void Start(const v1::StartEpoch& start);
   void Drop(const v1::DropJob& drop);
+  void BeginPut(const v1::StagePut& stage);
+  void EndPuts();
   void ReportFailure(const std::string& job, int64_t generation, int64_t epoch,
                      const std::string& reason);
   SimulatedHeldJob* Find(const std::string& job, int64_t generation) const;
@@ -66,10 +74,17 @@ class SimulatedWorker {
   const int num_devices_;
   SimulatedDice* const dice_;
   const FindTruth find_truth_;
+  const FindPutLine find_put_line_;
   int64_t life_ = 0;         // Of this daemon's memory.
   int64_t incarnation_ = 0;  // 0: none yet.
   SimulatedStreamPtr stream_;
   Jobs jobs_;
+  struct PutSession {
+    JobId job;
+    Generation generation;
+    SimulatedPutSession session;
+  };
+  std::vector<PutSession> put_sessions_;
 };
 
 }  // namespace tessera::coordinator

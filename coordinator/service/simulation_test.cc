@@ -36,7 +36,7 @@ TEST_P(SimulationTest, NoFaultLosesAStepOrLeavesAJobStuck) {
   const uint32_t first = Number("SIMULATE_FIRST", 1);
   const uint32_t num_seeds = Number("SIMULATE_SEEDS", shape.num_seeds);
   int64_t num_epochs = 0, num_steps = 0, num_restarts = 0, num_jobs = 0, num_rebuilt = 0,
-          num_saved = 0, num_gone_back = 0;
+          num_saved = 0, num_put = 0, num_gone_back = 0;
   for (uint32_t seed = first; seed < first + num_seeds; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     SimulatedCluster cluster(seed, of);
@@ -49,6 +49,7 @@ TEST_P(SimulationTest, NoFaultLosesAStepOrLeavesAJobStuck) {
     num_jobs += cluster.num_jobs();
     num_rebuilt += cluster.num_rebuilt();
     num_saved += cluster.num_saved();
+    num_put += cluster.num_put();
     num_gone_back += cluster.num_gone_back();
     cluster.Heal();
     cluster.AwaitSteps(3);
@@ -66,6 +67,7 @@ TEST_P(SimulationTest, NoFaultLosesAStepOrLeavesAJobStuck) {
     EXPECT_GT(num_gone_back, num_seeds / 2);
   }
   EXPECT_GT(num_saved, num_seeds);
+  EXPECT_GT(num_put, num_seeds);
   if (of.group_size > 0) {
     EXPECT_GT(num_rebuilt, num_seeds);
   }

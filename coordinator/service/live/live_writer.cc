@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "coordinator/core/job_spec.h"
 #include "job/field_limits.h"
 #include "job/held_ranges.h"
 #include "job/job_codec.h"
@@ -140,6 +141,7 @@ absl::Status LiveWriter::OpenLines() {
     }
     ++workers_.back().end_rank;
   }
+  has_replicas_ = EachWorkerHasAll(*view.spec, view.status.placements);
   // All workers of the job, also those without a slice of the put: each rank has to vote for it.
   const absl::Status opened =
       session_.Open(workers, [this](const WorkerId& worker, const std::string& session) {

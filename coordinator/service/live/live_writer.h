@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -61,8 +62,7 @@ class LiveWriter {
   struct Worker {
     std::shared_ptr<PutLine> line;
     int first_rank = 0, end_rank = 0;
-    WorkerPut state = WorkerPut::kPending;
-    absl::Status why;  // Why it is kOut or kLost.
+    absl::Status why;  // Why the put is not applied there.
   };
   absl::StatusOr<v1::PutReply> WriteWatched();
   absl::StatusOr<JobView> WritableJob(int64_t wanted_generation) const;
@@ -74,8 +74,8 @@ class LiveWriter {
   absl::Status TakeTensor(size_t index);
   absl::Status Forward(const PutPlan::Tensor& tensor, const v1::LivePiece& piece);
   absl::StatusOr<v1::PutReply> Offer();
-  // Waits briefly for the worker's next event.
-  void Hear(Worker* worker);
+  // Waits briefly for the worker's next event; nullopt: there was none.
+  std::optional<WorkerPut> Hear(Worker* worker);
   absl::StatusOr<v1::PutReply> Conclude(PutVerdict verdict, const absl::Status& given_up);
   // Why the put should be withdrawn; OK: it should not.
   absl::Status GivenUp(absl::Time deadline);
@@ -89,6 +89,7 @@ class LiveWriter {
   JobId job_;
   Generation generation_;
   absl::Duration collective_timeout_, step_timeout_;
+  bool has_replicas_ = false;
   PutPlan plan_;
   std::vector<uint64_t> hashes_;  // By tensor, for tied tensors: of the elements.
   std::vector<Worker> workers_;

@@ -1,7 +1,5 @@
 // LiveWriter: the outcome of a put that all workers have.
-#include <algorithm>
-#include <utility>
-#include <vector>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -25,58 +23,51 @@ absl::Status LiveWriter::GivenUp(absl::Time deadline) {
                                                   absl::FormatDuration(step_timeout_)));
 }
 
-void LiveWriter::Hear(Worker* worker) {
+std::optional<WorkerPut> LiveWriter::Hear(Worker* worker) {
   absl::StatusOr<v1::PutEvent> event =
       worker->line->Next(SteadyNow() + kListen, [] { return false; });
-  if (absl::IsDeadlineExceeded(event.status()) && !worker->line->has_failed()) return;
+  if (absl::IsDeadlineExceeded(event.status()) && !worker->line->has_failed()) return std::nullopt;
   if (event.ok() && event->has_applied()) {
-    worker->state = WorkerPut::kApplied;
     reply_.set_step(event->applied().step());
     reply_.set_trained_step(event->applied().trained_step());
-  } else if (event.ok() && event->has_withdrawn()) {
-    worker->state = WorkerPut::kOut;
-  } else {
-    // A worker that reports a failure votes for the put no more. Of one whose stream only ended,
-    // nobody knows whether it had applied it.
-    worker->state = worker->line->has_failed() ? WorkerPut::kOut : WorkerPut::kLost;
-    worker->why = event.ok() ? absl::UnavailableError(absl::StrCat(
-                                   "worker '", worker->line->worker(), "' answered out of order"))
-                             : event.status();
+    return WorkerPut::kApplied;
   }
+  if (event.ok() && event->has_withdrawn()) return WorkerPut::kOut;
+  worker->why = event.ok() ? absl::UnavailableError(absl::StrCat("worker '", worker->line->worker(),
+                                                                 "' answered out of order"))
+                           : event.status();
+  // A worker that reports a failure votes for the put no more. Of one whose stream only ended,
+  // nobody knows whether it had applied it.
+  return worker->line->has_failed() ? WorkerPut::kOut : WorkerPut::kLost;
 }
 
 absl::StatusOr<v1::PutReply> LiveWriter::Offer() {
   v1::PutCommand offer, withdraw;
   offer.mutable_offer();
   withdraw.mutable_withdraw();
+  // Ranks end a vote within their timeout.
+  OfferedPut put(workers_.size(), has_replicas_, 2 * collective_timeout_ + times_.worker);
   // From the first offer on the put may be applied, so these sends do not end with the client.
-  for (Worker& worker : workers_) {
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    Worker& worker = workers_[i];
     worker.why = worker.line->Send(offer, SteadyNow() + times_.worker, [] { return false; });
-    if (!worker.why.ok()) worker.state = WorkerPut::kOut;  // It never receives the offer.
+    if (!worker.why.ok()) put.Report(i, WorkerPut::kOut);  // It never receives the offer.
   }
   const absl::Time step_deadline = SteadyNow() + step_timeout_;
-  // Counts from the first report or the withdrawal: ranks end a vote within their timeout.
-  absl::Time deadline = absl::InfiniteFuture();
-  const absl::Duration patience = 2 * collective_timeout_ + times_.worker;
   absl::Status given_up;
-  bool is_withdrawn = false;
   while (true) {
     if (given_up.ok()) given_up = GivenUp(step_deadline);
-    std::vector<WorkerPut> states;
-    for (const Worker& worker : workers_) states.push_back(worker.state);
-    const bool has_news = std::any_of(states.begin(), states.end(),
-                                      [](WorkerPut state) { return state != WorkerPut::kPending; });
-    if (has_news || is_withdrawn) deadline = std::min(deadline, SteadyNow() + patience);
-    const PutVerdict verdict = Judge(states, given_up.ok(), SteadyNow() >= deadline);
-    if (verdict == PutVerdict::kWithdraw && !is_withdrawn) {
-      is_withdrawn = true;
+    const PutVerdict verdict = put.Look(given_up.ok(), SteadyNow());
+    if (verdict == PutVerdict::kWithdraw) {
       for (const Worker& worker : workers_)
         (void)worker.line->Send(withdraw, SteadyNow() + times_.worker, [] { return false; });
-    }
-    if (verdict != PutVerdict::kWait && verdict != PutVerdict::kWithdraw)
+    } else if (verdict != PutVerdict::kWait) {
       return Conclude(verdict, given_up);
-    for (Worker& worker : workers_) {
-      if (worker.state == WorkerPut::kPending) Hear(&worker);
+    }
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      if (!put.IsPending(i)) continue;
+      const std::optional<WorkerPut> news = Hear(&workers_[i]);
+      if (news.has_value()) put.Report(i, *news);
     }
   }
 }
