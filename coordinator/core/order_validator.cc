@@ -8,13 +8,25 @@
 #include "base/check.h"
 
 namespace tessera::coordinator {
+namespace {
+
+// What to do about two ranks of which one saves, and the other goes on; else empty.
+absl::string_view AdviceFor(const OrderEntry& a, const OrderEntry& b) {
+  if ((a.operation == "save") == (b.operation == "save")) return "";
+  return "; a trainer that was started again comes to the next step, not to a save that the "
+         "program "
+         "makes after the last one: save at the beginning of the loop, by the step's number alone";
+}
+
+}  // namespace
 
 std::string DescribeEntry(const OrderEntry& entry, const JobSpec& spec) {
   const std::string shape =
       absl::StrCat(Name(entry.dtype), ", ", entry.count_elements, " elements");
   const int64_t unit_index = entry.unit.value();
   if (unit_index < 0 || unit_index >= static_cast<int64_t>(spec.model.units.size())) {
-    return absl::StrCat(entry.operation, " (", shape, ")");
+    return entry.count_elements == 0 ? entry.operation
+                                     : absl::StrCat(entry.operation, " (", shape, ")");
   }
   const UnitSpec& unit = spec.model.units[unit_index];
   constexpr size_t kNamed = 3;
@@ -117,9 +129,9 @@ OrderVerdict OrderValidator::DoAnnounce(Rank rank, const OrderPosition& position
   for (const auto& [other, other_entry] : {*announced.begin(), *announced.rbegin()}) {
     // The earlier entries are all equal, so the first or the last one stands for them.
     if (other_entry == entry) continue;
-    return Mismatch(position, other,
-                    absl::StrCat("is about to ", DescribeEntry(other_entry, *spec_)), rank,
-                    absl::StrCat("is about to ", DescribeEntry(entry, *spec_)));
+    return Mismatch(
+        position, other, absl::StrCat("is about to ", DescribeEntry(other_entry, *spec_)), rank,
+        absl::StrCat("is about to ", DescribeEntry(entry, *spec_), AdviceFor(other_entry, entry)));
   }
   if (static_cast<int64_t>(announced.size()) == world_size_) return Agree(position);
   // A rank that followed its record past this position will never announce it.
