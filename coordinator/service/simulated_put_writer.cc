@@ -75,7 +75,8 @@ bool SimulatedPutWriter::Begin() {
 bool SimulatedPutWriter::Stage() {
   bool is_staged = true;
   for (const SimulatedPutLinePtr& line : lines_) {
-    if (line->up.empty() || !line->up.back().has_staged()) is_staged = false;
+    if (!line->up.empty() && line->up.back().has_staged()) continue;
+    is_staged = false;
     const bool has_failed = !line->up.empty() && line->up.back().has_failure();
     if (has_failed || line->worker_left || !is_wanted_ || Now() >= deadline_) {
       truth_->puts().CheckNotSet(put_);
