@@ -21,6 +21,7 @@
 #include "checkpoint/manifest/checkpoint_folder.h"
 #include "checkpoint/manifest/verify_checkpoint.h"
 #include "client/cli/cli.h"
+#include "client/cli/jobs_client.h"
 #include "client/cli/saves_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -217,7 +218,10 @@ INSTANTIATE_TEST_SUITE_P(Points, SaveRequestThirdDeathTest,
 TEST(SaveRequestTrainerTest, TrainerKilledWhileItIsWrittenIsATryAndALaterStepIsSaved) {
   constexpr int64_t kHeldStep = 11;
   ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start({.num_devices = kWorldSize}));
-  ASSERT_OK_AND_ASSIGN(const auto client, ClientOf(cluster->coordinator_address()));
+  cli::Endpoint endpoint;
+  endpoint.address = cluster->coordinator_address();
+  ASSERT_OK_AND_ASSIGN(const auto client, SavesClient::Create(endpoint));
+  ASSERT_OK_AND_ASSIGN(const auto jobs, cli::JobsClient::Create(endpoint));
   std::string folder = testing::TempDir() + "/wanted-trainer-XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers(kWorldSize);
@@ -256,6 +260,11 @@ TEST(SaveRequestTrainerTest, TrainerKilledWhileItIsWrittenIsATryAndALaterStepIsS
   };
   EXPECT_TRUE(becomes([](const v1::Save& save) {
     return save.state() == v1::SAVE_STATE_SAVING && save.step() == 1;
+  }));
+  // It is behind the operation that began the save, which its executor would finish without it.
+  EXPECT_TRUE(Eventually([&] {
+    const auto job = jobs->GetJob("toy");
+    return job.ok() && job->ranks().count(1) > 0 && job->ranks().at(1).step() == kHeldStep;
   }));
   trainers[1]->Kill(SIGKILL);
   trainers[1]->Wait();

@@ -52,7 +52,11 @@ void FileOperations::Note(OpKind kind) {
   // trainer.
   if (!told_save_.has_value() || kind == OpKind::kReceive) return;
   RankRecord& record = context_.record();
-  NoteKnown(&record.known_saves, record.attachment.load(), context_.order.step(), *told_save_);
+  // One that died in the save was not told, and its successor does not know of it.
+  if (told_save_->attachment == record.attachment.load()) {
+    NoteKnown(&record.known_saves, told_save_->attachment, context_.order.step(),
+              told_save_->number);
+  }
   told_save_.reset();
 }
 
@@ -64,7 +68,7 @@ bool FileOperations::TellIfMade(uint64_t save) {
   if (!made.has_value()) return false;
   TESSERA_LOG(INFO, "rank {}: a save of step {} is not made again: all ranks had made it",
               context_.options.rank.value(), context_.order.step());
-  told_save_ = made;
+  told_save_ = ToldSave{*made, record.attachment.load()};
   context_.trainer.Reply("");
   context_.trainer.PublishResult(absl::OkStatus());
   return true;
@@ -109,7 +113,7 @@ absl::Status FileOperations::Save() {
   if (reply.ok() && save != 0) {
     // Before any trainer can be told.
     NoteSave(&options.group->saves, context_.order.step(), made, save);
-    told_save_ = made;
+    told_save_ = ToldSave{made, context_.record().attachment.load()};
   }
   // A stop during the save makes its outcome void: the epoch's reason is what counts.
   RETURN_IF_ERROR(context_.interrupt.Check());

@@ -47,7 +47,12 @@ class FileOperations {
   UnitGathers& gathers_;
   StateVersions& versions_;
   StateWrites& writes_;
-  std::optional<int> told_save_;  // Whose outcome the trainer was told last (made_saves.h).
+  // The save whose outcome was told last, and which trainer asked for it (made_saves.h).
+  struct ToldSave {
+    int number = 0;
+    int64_t attachment = 0;
+  };
+  std::optional<ToldSave> told_save_;
 };
 
 }  // namespace tessera

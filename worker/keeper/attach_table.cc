@@ -142,7 +142,28 @@ absl::Status AttachTable::CheckIsFree(const Entry& entry, const v1::AttachReques
             "replaced: until that one attaches again, or ends, or two minutes are over")),
         v1::RETRY_WHEN_FREE);
   }
+  // Its outcome would look like that of this trainer's first operation.
+  if (entry.state == AttachState::kFree && IsInSave(Rank(request.rank()))) {
+    return WithRetry(
+        absl::AlreadyExistsError(absl::StrCat("job '", context_->job_id, "': rank ", request.rank(),
+                                              " is in a save that its last trainer began")),
+        v1::RETRY_SOON);
+  }
   return absl::OkStatus();
+}
+
+bool AttachTable::IsInEpoch(Rank rank) const {
+  // Acquire: what the executor reset when it opened the epoch is visible with it.
+  return epochs_->phase() == EpochPhase::kRunning &&
+         context_->regions.control(rank)->epoch.load(std::memory_order_acquire) ==
+             static_cast<uint32_t>(epochs_->epoch().value());
+}
+
+bool AttachTable::IsInSave(Rank rank) const {
+  const ControlPage& page = *context_->regions.control(rank);
+  return IsInEpoch(rank) && executors_->Of(rank).host == Incarnation() &&
+         page.within_step.load() == 0 &&
+         page.progress_kind.load() == static_cast<uint32_t>(OpKind::kSave);
 }
 
 void AttachTable::EndWhatWasLeft(const Entry& entry, const v1::AttachRequest& request) {
@@ -157,13 +178,8 @@ void AttachTable::EndWhatWasLeft(const Entry& entry, const v1::AttachRequest& re
   // Another trainer cannot continue in the middle of a step: its order would differ from its
   // peers'. What the page says of an epoch before, until this one's executor has opened it, is
   // over.
-  const ControlPage& page = *context_->regions.control(rank);
-  // Acquire: what the executor reset when it opened the epoch is visible with it.
-  if (!IsFormer(request.former_attachment(), entry.former) &&
-      epochs_->phase() == EpochPhase::kRunning &&
-      page.epoch.load(std::memory_order_acquire) ==
-          static_cast<uint32_t>(epochs_->epoch().value()) &&
-      page.within_step.load() != 0) {
+  if (!IsFormer(request.former_attachment(), entry.former) && IsInEpoch(rank) &&
+      context_->regions.control(rank)->within_step.load() != 0) {
     epochs_->Fail(
         rank, absl::StrCat("the trainer of rank ", rank.value(), " left in the middle of a step"));
   }
@@ -252,6 +268,9 @@ void AttachTable::Detach(Rank rank, Incarnation attachment, Leaving how) {
   if (how == Leaving::kDone) entry.finished = attachment;
   if (how == Leaving::kDied) ++entry.num_deaths;
   if (how != Leaving::kDied || epochs_->is_closed()) return;
+  // The other trainers go on behind the save, and so will the next one of this rank. In another
+  // epoch they would be in the save again, and that one would come to the step behind it.
+  if (IsInSave(rank)) return;
   // Its gradients may be torn, and its peers wait for what it will not submit.
   epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
   ExecutorSlot& slot = executors_->Of(rank);

@@ -104,6 +104,10 @@ class AttachTable {
   absl::StatusOr<Rank> RankFor(const v1::AttachRequest& request, absl::Time now) const;
   absl::Status CheckIsFree(const Entry& entry, const v1::AttachRequest& request,
                            absl::Time now) const;
+  // Whether the rank's page is that of the running epoch.
+  bool IsInEpoch(Rank rank) const;
+  // Whether the rank's executor is in a save between two steps, for which it needs no trainer.
+  bool IsInSave(Rank rank) const;
   // Ends the epoch in which another trainer of the rank left something that only it could finish.
   void EndWhatWasLeft(const Entry& entry, const v1::AttachRequest& request);
   // `socket`: the worker's end. Ends the epoch.

@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
+#include "shm/local_messages.h"
 #include "worker/keeper/hosted_job_fixture.h"
 
 namespace tessera {
@@ -176,6 +177,26 @@ TEST_F(HostedJobTest, AttachingWithinAStepEndsTheEpochButNotWhereThePageIsOfAnEa
   EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
               HasSubstr("left in the middle of a step"));
+}
+
+TEST_F(HostedJobTest, SaveGoesOnWithoutItsTrainerAndTheNextOneWaitsForItsEnd) {
+  Host(NewThreadLauncher(), 1);
+  ASSERT_OK(created_);
+  Start(1);
+  ControlPage* page = job_->regions().control(Rank(0));
+  const auto what = [] { return std::string("the executor"); };
+  ASSERT_OK(
+      AwaitEvent(page, 1, absl::Now() + kDeadline, what, [&] { return page->epoch.load() == 1; }));
+  ASSERT_OK_AND_ASSIGN(const GivenRank given, Attach());
+  page->progress_kind.store(static_cast<uint32_t>(OpKind::kSave));
+  job_->Detach(Rank(0), Incarnation(given.response.attachment()), Leaving::kDied);
+  EXPECT_EQ(page->failed_epoch.load(), 0);
+  const absl::Status refused = Attach().status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("is in a save")));
+  EXPECT_EQ(RetryOf(refused), v1::RETRY_SOON);
+  page->progress_kind.store(0);
+  EXPECT_OK(Attach());
+  EXPECT_EQ(page->failed_epoch.load(), 0);
 }
 
 TEST_F(HostedJobTest, TrainerIsGivenParametersForReadingAndItsOwnMemoryForWriting) {

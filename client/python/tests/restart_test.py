@@ -84,6 +84,54 @@ if name.startswith("load"):
                                              env=self.environment))
                     self.assertIn("rank 1 was killed by SIGKILL; it is started again", output)
 
+    def test_a_trainer_killed_in_a_save_after_a_step_goes_on_with_the_others(self):
+        script = self.script("""
+import json, os, pathlib, signal, subprocess, sys, time, torch, tessera
+folder = pathlib.Path(sys.argv[1])
+mark, process = folder / "mark", folder / "process"
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(8, 8))
+opt = tessera.SGD(model, lr=0.1)
+
+def await_that(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+def other():
+    status = subprocess.run(
+        [os.path.join(os.environ["TESSERA_PROGRAMS"], "tessera"), "status", "--json",
+         "--coordinator", model.tessera._context.coordinator],
+        check=True, stdout=subprocess.PIPE).stdout
+    return next(rank for rank in json.loads(status)["jobs"][0]["ranks"] if rank["rank"] == 1)
+
+while model.tessera.next_step <= 4:
+    def closure():
+        loss = model(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        return loss
+    opt.step(closure)
+    done = model.tessera.next_step - 1
+    if done == 2 and not mark.exists():
+        if model.tessera.rank == 1:
+            process.write_text(str(os.getpid()))
+        else:
+            await_that(lambda: other()["doing"] == "save")
+            mark.touch()
+            os.kill(int(process.read_text()), signal.SIGKILL)
+            await_that(lambda: not other()["attached"])
+    tessera.save(model, folder / f"checkpoint-{done}")
+    print(f"rank {model.tessera.rank} saved {done}", flush=True)
+""")
+        output = self.finish(run("-n", 2, script, self.folder, env=self.environment))
+        self.assertIn("rank 1 was killed by SIGKILL; it is started again", output)
+        self.assertNotIn("rank 1 saved 2", output)
+        for line in ("rank 0 saved 2", "rank 1 saved 3", "rank 1 saved 4"):
+            self.assertIn(line, output)
+        self.assertTrue((self.folder / "checkpoint-2").is_dir())
+
     def test_a_killed_trainer_whose_child_has_its_output_open_is_started_again(self):
         script = (f"[ -e {self.folder}/mark ] && exit; touch {self.folder}/mark; sleep 1000 & "
                   "kill -9 $$")
