@@ -157,6 +157,23 @@ TEST_F(CoordinatorOrphansTest, IsKeptAndShownUntilAllItsWorkersHaveDescribedIt) 
   EXPECT_EQ(core_.ListJobs().size(), 1);
 }
 
+TEST_F(CoordinatorOrphansTest, StepsOfAWorkerThatAnotherHasReplacedDoNotCount) {
+  ASSERT_OK(Register("c"));
+  HeldJob before = Held(3, 30);
+  before.places = {{WorkerId("a"), 0}, {WorkerId("c"), 0}};
+  ASSERT_OK(Beat("c", 3));
+  ASSERT_OK(Run([&](Effects* e) { return core_.ReportHeld(Life("c"), before, now_, e); }));
+  // It began again without that one, as all that it had done was lost.
+  HeldJob now = Held(5, 2);
+  for (HeldJob::Place& place : now.places) place.since = Epoch(4);
+  for (const char* worker : {"a", "b"}) {
+    ASSERT_OK(Beat(worker, 5));
+    ASSERT_OK(Run([&](Effects* e) { return core_.ReportHeld(Life(worker), now, now_, e); }));
+  }
+  EXPECT_EQ(Job().committed_step, Step(2));
+  EXPECT_EQ(Job().status.epoch, Epoch(6));
+}
+
 TEST_F(CoordinatorOrphansTest, WhatWasTakenOverSurvivesARestart) {
   for (const char* worker : {"a", "b"}) {
     ASSERT_OK(Beat(worker, 5));

@@ -9,6 +9,17 @@
 #include "coordinator/core/job_spec.h"
 
 namespace tessera::coordinator {
+namespace {
+
+// Whether the job goes on with what the worker holds: others may have taken its place since, and
+// may have begun again where no step was known.
+bool GoesOn(const WorkerId& worker, const HeldJob& held, const std::vector<RankPlacement>& places) {
+  return std::any_of(places.begin(), places.end(), [&](const RankPlacement& place) {
+    return place.worker == worker && place.since <= held.epoch;
+  });
+}
+
+}  // namespace
 
 void OrphanAdopter::HearOfHeldJob(const Sender& from, const JobProgress& job, absl::Time now,
                                   Effects* effects) {
@@ -98,6 +109,7 @@ void OrphanAdopter::Adopt(const Orphans::Key& key, absl::Time now, Effects* effe
     if (!holder.described.has_value()) continue;
     // The next epoch has to be later than any that a worker has seen.
     status.epoch = std::max(status.epoch, holder.epoch);
+    if (!GoesOn(worker, *holder.described, status.placements)) continue;
     status.bound |= holder.described->has_begun;
     decided = std::max(decided, holder.described->decided_step);
   }

@@ -261,7 +261,7 @@ TEST(SaveRequestTrainerTest, TrainerKilledWhileItIsWrittenIsATryAndALaterStepIsS
   EXPECT_TRUE(becomes([](const v1::Save& save) {
     return save.state() == v1::SAVE_STATE_SAVING && save.step() == 1;
   }));
-  // It is behind the operation that began the save, which its executor would finish without it.
+  // It is past the operation that began the save, which its executor would finish without it.
   EXPECT_TRUE(Eventually([&] {
     const auto job = jobs->GetJob("toy");
     return job.ok() && job->ranks().count(1) > 0 && job->ranks().at(1).step() == kHeldStep;

@@ -268,8 +268,8 @@ void AttachTable::Detach(Rank rank, Incarnation attachment, Leaving how) {
   if (how == Leaving::kDone) entry.finished = attachment;
   if (how == Leaving::kDied) ++entry.num_deaths;
   if (how != Leaving::kDied || epochs_->is_closed()) return;
-  // The other trainers go on behind the save, and so will the next one of this rank. In another
-  // epoch they would be in the save again, and that one would come to the step behind it.
+  // The other trainers go on after the save, and so will the next one of this rank. In another
+  // epoch they would be in the save again, and that one would come to the step after it.
   if (IsInSave(rank)) return;
   // Its gradients may be torn, and its peers wait for what it will not submit.
   epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
