@@ -216,8 +216,14 @@ absl::Status RankClient::JoinEpoch(absl::FunctionRef<absl::Status()> take_over) 
   // A trainer that detached in this epoch may have left operations, open units and gradients. What
   // it submitted is done once this is, reductions too; only then do the counts stand still.
   RETURN_IF_ERROR(Submit(OpOf(OpKind::kDropGradients)));
-  RETURN_IF_ERROR(
-      AwaitConsumed([] { return std::string("operations of the trainer before this one"); }));
+  // One that died in a save is not needed for it, and to attach may take as long as that.
+  const absl::Time from = SteadyNow(), limit = wait_limit_;
+  const bool is_saving = page()->progress_kind.load() == static_cast<uint32_t>(OpKind::kSave);
+  if (is_saving) wait_limit_ = absl::InfiniteFuture();
+  const absl::Status consumed =
+      AwaitConsumed([] { return std::string("operations of the trainer before this one"); });
+  if (is_saving) wait_limit_ = limit + (SteadyNow() - from);
+  RETURN_IF_ERROR(consumed);
   // Counts of results go on in the epoch. Those of the earlier trainer are not this one's.
   results_ = page()->result.count.load();
   return take_over();

@@ -98,6 +98,8 @@ absl::Status FileOperations::Save() {
   const RankEngineOptions& options = context_.options;
   const std::string request = context_.trainer.TakeRequest();
   const uint64_t save = options.files->IdOfSave(request);
+  // Its trainer may die and be replaced meanwhile.
+  const int64_t attachment = context_.record().attachment.load();
   if (save != 0 && TellIfMade(save)) return absl::OkStatus();
   // Before the ranks meet: none of them can note this one yet.
   const int made = CountSaves(options.group->saves, context_.order.step());
@@ -113,7 +115,7 @@ absl::Status FileOperations::Save() {
   if (reply.ok() && save != 0) {
     // Before any trainer can be told.
     NoteSave(&options.group->saves, context_.order.step(), made, save);
-    told_save_ = ToldSave{made, context_.record().attachment.load()};
+    told_save_ = ToldSave{made, attachment};
   }
   // A stop during the save makes its outcome void: the epoch's reason is what counts.
   RETURN_IF_ERROR(context_.interrupt.Check());

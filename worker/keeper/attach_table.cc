@@ -142,13 +142,6 @@ absl::Status AttachTable::CheckIsFree(const Entry& entry, const v1::AttachReques
             "replaced: until that one attaches again, or ends, or two minutes are over")),
         v1::RETRY_WHEN_FREE);
   }
-  // Its outcome would look like that of this trainer's first operation.
-  if (entry.state == AttachState::kFree && IsInSave(Rank(request.rank()))) {
-    return WithRetry(
-        absl::AlreadyExistsError(absl::StrCat("job '", context_->job_id, "': rank ", request.rank(),
-                                              " is in a save that its last trainer began")),
-        v1::RETRY_SOON);
-  }
   return absl::OkStatus();
 }
 
@@ -268,8 +261,8 @@ void AttachTable::Detach(Rank rank, Incarnation attachment, Leaving how) {
   if (how == Leaving::kDone) entry.finished = attachment;
   if (how == Leaving::kDied) ++entry.num_deaths;
   if (how != Leaving::kDied || epochs_->is_closed()) return;
-  // The other trainers go on after the save, and so will the next one of this rank. In another
-  // epoch they would be in the save again, and that one would come to the step after it.
+  // The other trainers go on after the save, and so does the next one of this rank, which waits for
+  // its end. In another epoch they would be in it again, and that one would be at the next step.
   if (IsInSave(rank)) return;
   // Its gradients may be torn, and its peers wait for what it will not submit.
   epochs_->Fail(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));

@@ -16,7 +16,6 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
-#include "shm/local_messages.h"
 #include "worker/keeper/hosted_job_fixture.h"
 
 namespace tessera {
@@ -179,7 +178,7 @@ TEST_F(HostedJobTest, AttachingWithinAStepEndsTheEpochButNotWhereThePageIsOfAnEa
               HasSubstr("left in the middle of a step"));
 }
 
-TEST_F(HostedJobTest, SaveGoesOnWithoutItsTrainerAndTheNextOneWaitsForItsEnd) {
+TEST_F(HostedJobTest, DeathOfATrainerInASaveEndsNoEpoch) {
   Host(NewThreadLauncher(), 1);
   ASSERT_OK(created_);
   Start(1);
@@ -190,13 +189,12 @@ TEST_F(HostedJobTest, SaveGoesOnWithoutItsTrainerAndTheNextOneWaitsForItsEnd) {
   ASSERT_OK_AND_ASSIGN(const GivenRank given, Attach());
   page->progress_kind.store(static_cast<uint32_t>(OpKind::kSave));
   job_->Detach(Rank(0), Incarnation(given.response.attachment()), Leaving::kDied);
+  ASSERT_OK_AND_ASSIGN(const GivenRank next, Attach());
   EXPECT_EQ(page->failed_epoch.load(), 0);
-  const absl::Status refused = Attach().status();
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("is in a save")));
-  EXPECT_EQ(RetryOf(refused), v1::RETRY_SOON);
-  page->progress_kind.store(0);
-  EXPECT_OK(Attach());
-  EXPECT_EQ(page->failed_epoch.load(), 0);
+  page->within_step.store(1);
+  job_->Detach(Rank(0), Incarnation(next.response.attachment()), Leaving::kDied);
+  EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
+              HasSubstr("the trainer of rank 0 died"));
 }
 
 TEST_F(HostedJobTest, TrainerIsGivenParametersForReadingAndItsOwnMemoryForWriting) {
