@@ -52,11 +52,8 @@ void FileOperations::Note(OpKind kind) {
   // trainer.
   if (!told_save_.has_value() || kind == OpKind::kReceive) return;
   RankRecord& record = context_.record();
-  // One that died in the save was not told, and its successor does not know of it.
-  if (told_save_->attachment == record.attachment.load()) {
-    NoteKnown(&record.known_saves, told_save_->attachment, context_.order.step(),
-              told_save_->number);
-  }
+  // Not that of now: the successor of one that died in the save does not know of it.
+  NoteKnown(&record.known_saves, told_save_->attachment, context_.order.step(), told_save_->number);
   told_save_.reset();
 }
 

@@ -84,7 +84,7 @@ if name.startswith("load"):
                                              env=self.environment))
                     self.assertIn("rank 1 was killed by SIGKILL; it is started again", output)
 
-    def test_a_trainer_killed_in_a_save_after_a_step_goes_on_with_the_others(self):
+    def test_a_trainer_killed_in_a_save_goes_on_with_the_others(self):
         script = self.script("""
 import json, os, pathlib, signal, subprocess, sys, time, torch, tessera
 folder = pathlib.Path(sys.argv[1])
@@ -107,12 +107,12 @@ def other():
         check=True, stdout=subprocess.PIPE).stdout
     return next(rank for rank in json.loads(status)["jobs"][0]["ranks"] if rank["rank"] == 1)
 
-while model.tessera.next_step <= 4:
-    def closure():
-        loss = model(torch.ones(2, 8)).square().mean()
-        loss.backward()
-        return loss
-    opt.step(closure)
+def closure():
+    loss = model(torch.ones(2, 8)).square().mean()
+    loss.backward()
+    return loss
+
+def save():
     done = model.tessera.next_step - 1
     if done == 2 and not mark.exists():
         if model.tessera.rank == 1:
@@ -124,13 +124,28 @@ while model.tessera.next_step <= 4:
             await_that(lambda: not other()["attached"])
     tessera.save(model, folder / f"checkpoint-{done}")
     print(f"rank {model.tessera.rank} saved {done}", flush=True)
+
+if sys.argv[2] == "after":
+    while model.tessera.next_step <= 4:
+        opt.step(closure)
+        save()
+else:
+    while model.tessera.next_step <= 4:
+        if model.tessera.next_step > 1:
+            save()
+        opt.step(closure)
+    save()
 """)
-        output = self.finish(run("-n", 2, script, self.folder, env=self.environment))
-        self.assertIn("rank 1 was killed by SIGKILL; it is started again", output)
-        self.assertNotIn("rank 1 saved 2", output)
-        for line in ("rank 0 saved 2", "rank 1 saved 3", "rank 1 saved 4"):
-            self.assertIn(line, output)
-        self.assertTrue((self.folder / "checkpoint-2").is_dir())
+        for place in "after", "before":
+            with self.subTest(place=place):
+                folder = self.folder / place
+                folder.mkdir()
+                output = self.finish(run("-n", 2, script, folder, place, env=self.environment))
+                self.assertIn("rank 1 was killed by SIGKILL; it is started again", output)
+                # At the beginning of its loop it asks for the save that it died in.
+                self.assertEqual("rank 1 saved 2" in output, place == "before", output)
+                for line in ("rank 0 saved 2", "rank 1 saved 3", "rank 1 saved 4"):
+                    self.assertIn(line, output)
 
     def test_a_killed_trainer_whose_child_has_its_output_open_is_started_again(self):
         script = (f"[ -e {self.folder}/mark ] && exit; touch {self.folder}/mark; sleep 1000 & "
