@@ -216,7 +216,7 @@ absl::Status RankClient::JoinEpoch(absl::FunctionRef<absl::Status()> take_over) 
   // A trainer that detached in this epoch may have left operations, open units and gradients. What
   // it submitted is done once this is, reductions too; only then do the counts stand still.
   RETURN_IF_ERROR(Submit(OpOf(OpKind::kDropGradients)));
-  // One that died in a save is not needed for it, and to attach may take as long as that.
+  // A save that a trainer died in goes on. The time until its end is no time to attach.
   const absl::Time from = SteadyNow(), limit = wait_limit_;
   const bool is_saving = page()->progress_kind.load() == static_cast<uint32_t>(OpKind::kSave);
   if (is_saving) wait_limit_ = absl::InfiniteFuture();

@@ -13,9 +13,8 @@ namespace {
 // What to do about two ranks of which one saves, and the other goes on; else empty.
 absl::string_view AdviceFor(const OrderEntry& a, const OrderEntry& b) {
   if ((a.operation == "save") == (b.operation == "save")) return "";
-  return "; a trainer that was started again comes to the next step, not to a save that the "
-         "program "
-         "makes after the last one: save at the beginning of the loop, by the step's number alone";
+  return "; a trainer that was started again is at the next step, and comes to no save that the "
+         "program makes before it: save at the beginning of the loop, by the step's number alone";
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 //
 // Each rank has a RankSupervisor: a thread that launches the rank's executor, reads its events and,
 // when it died, launches the next one. A failure of any kind (an executor's error or death, a
-// trainer's death) ends the epoch. The memory is untouched by all of this.
+// trainer's death outside of a save) ends the epoch. The memory is untouched by all of this.
 //
 //                  one per rank
 //   HostedJob ──► RankSupervisor ──► ExecutorWatch     threads

@@ -160,14 +160,20 @@ TEST_F(HostedJobTest, TrainerThatRecoversFromAFailedEpochLearnsThatTheJobEnds) {
               StatusIs(absl::StatusCode::kCancelled, "job 'toy' ends on this worker"));
 }
 
+// Rank 0's page, once its executor has opened epoch 1.
+ControlPage* AwaitFirstEpoch(const HostedJob& job, absl::Duration timeout) {
+  ControlPage* page = job.regions().control(Rank(0));
+  EXPECT_OK(AwaitEvent(
+      page, 1, absl::Now() + timeout, [] { return std::string("the executor"); },
+      [&] { return page->epoch.load() == 1; }));
+  return page;
+}
+
 TEST_F(HostedJobTest, AttachingWithinAStepEndsTheEpochButNotWhereThePageIsOfAnEarlierOne) {
   Host(NewThreadLauncher(), 1);
   ASSERT_OK(created_);
   Start(1);
-  ControlPage* page = job_->regions().control(Rank(0));
-  const auto what = [] { return std::string("the executor"); };
-  ASSERT_OK(
-      AwaitEvent(page, 1, absl::Now() + kDeadline, what, [&] { return page->epoch.load() == 1; }));
+  ControlPage* page = AwaitFirstEpoch(*job_, kDeadline);
   page->within_step.store(1);  // Left by a trainer that died.
   page->epoch.store(0);        // As while the executor is given its values.
   ASSERT_OK_AND_ASSIGN(const GivenRank given, Attach());
@@ -182,10 +188,7 @@ TEST_F(HostedJobTest, DeathOfATrainerInASaveEndsNoEpoch) {
   Host(NewThreadLauncher(), 1);
   ASSERT_OK(created_);
   Start(1);
-  ControlPage* page = job_->regions().control(Rank(0));
-  const auto what = [] { return std::string("the executor"); };
-  ASSERT_OK(
-      AwaitEvent(page, 1, absl::Now() + kDeadline, what, [&] { return page->epoch.load() == 1; }));
+  ControlPage* page = AwaitFirstEpoch(*job_, kDeadline);
   ASSERT_OK_AND_ASSIGN(const GivenRank given, Attach());
   page->progress_kind.store(static_cast<uint32_t>(OpKind::kSave));
   job_->Detach(Rank(0), Incarnation(given.response.attachment()), Leaving::kDied);
