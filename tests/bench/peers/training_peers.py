@@ -112,9 +112,10 @@ def run_rank(options):
     rank = int(os.environ["RANK"])
     model, block, context = make_model(torch, options.model)
     torch.manual_seed(rank)
-    windows = torch.randint(0, 256, (options.batch, context + 1))
 
     def compute_loss(of):
+        # Others each time: of those that it knows, gradients would become denormal, which are slow.
+        windows = torch.randint(0, 256, (options.batch, context + 1))
         logits = of(windows[:, :-1])
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
