@@ -14,21 +14,24 @@ FULL = (torch.float32, torch.float64)
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
-def each(value):
+def each(value) -> list[torch.Tensor]:
     """The tensors in it: in lists, tuples, dicts, dataclasses, and objects that hold these."""
     if isinstance(value, torch.Tensor):
-        yield value
+        return [value]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = value
     elif isinstance(value, collections.abc.Mapping):
-        for item in value.values():
-            yield from each(item)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            yield from each(item)
+        items = value.values()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from each(getattr(value, field.name))
+        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
     elif isinstance(value, torch.nn.utils.rnn.PackedSequence):
-        yield value.data
+        return [value.data]
+    else:
+        return []
+    found = []
+    for item in items:
+        found += [item] if isinstance(item, torch.Tensor) else each(item)
+    return found
 
 
 def cast_floating(value, dtype: torch.dtype):

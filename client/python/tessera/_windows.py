@@ -42,6 +42,15 @@ class GivenGradient(torch.Tensor):
             return torch.Tensor._make_subclass(cls, one.expand(parameter.shape))
 
 
+class _Trainable:
+    """A parameter that the job trains, and what its gradient is told to the driver by."""
+
+    def __init__(self, index: int, parameter):
+        self.parameter, self.marker = parameter, GivenGradient.of(parameter)
+        self.told = Gradient(None, parameter.numel(), index, 0)
+        self.address = C.byref(self.told)
+
+
 class _Forward:
     """One forward of a unit's module, for as long as its graph lives."""
 
@@ -66,10 +75,13 @@ class Windows:
         self.gpu = -1  # Where parameters and gradients are; -1: in host memory.
         self._reading: dict[int, list] = {}  # Of a GPU: gradients that it may be reading, by unit.
         self._newest_unit = -1  # That gave one of these.
+        self._node_unit = -1  # Of which a node began last, in this backward.
         self._stack: list = []
         self._forwards = [weakref.WeakSet() for _ in units]
         self._backward = -1  # The id of the one under way.
-        self.given: list[dict[int, GivenGradient]] = [{} for _ in units]
+        self._trainable: list[dict[int, _Trainable]] = [{} for _ in units]
+        self.given: list[set[int]] = [set() for _ in units]  # Parameters whose gradients the job has.
+        self._shows_given = False  # By the markers of these.
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []  # When the job was attached.
         self._known: set[int] = set()  # Parameters of the tree then.
         # Of the tree when it was looked at last: where its modules have parameters and modules, and
@@ -90,18 +102,16 @@ class Windows:
         self._session, self.driver, self.gpu = session, driver, lib.gpu(session)
         for unit in self._units:
             for index, parameter in enumerate(unit.parameters):
-                if parameter.requires_grad:
-                    self.hook_parameter(unit.index, index, parameter)
-                else:
+                if not parameter.requires_grad:
                     self._frozen.append((unit.names[index], parameter))
+                    continue
+                self._trainable[unit.index][index] = _Trainable(index, parameter)
+                if unit.index == root_unit:
+                    # Its backward lasts as long as the model's. Others are given when theirs ends.
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(
+                        functools.partial(self._on_gradient, unit.index, index)))
         self._known = {id(p) for p in self._root.parameters()}
         self._note_tree()
-
-    def hook_parameter(self, unit: int, index: int, parameter) -> None:
-        self._hooks.append(parameter.register_hook(self._before_gradient(unit, index, parameter)))
-        self._hooks.append(
-            parameter.register_post_accumulate_grad_hook(
-                self._on_gradient(unit, index, parameter)))
 
     def _hook_module(self, module, unit: int) -> None:
         self._hooks.append(module.register_forward_pre_hook(
@@ -165,15 +175,21 @@ class Windows:
             self._abandon_all()
         if self._backward == -1:
             self._before_model_forward()
+            if torch.is_grad_enabled():
+                self._hide_given()
 
     def _hook_inputs(self, forward: _Forward, args, kwargs) -> None:
         seen = set()
-        for tensor in _tensors.each((args, kwargs)):
+        for tensor in _tensors.each(args) + (_tensors.each(kwargs) if kwargs else []):
             if not tensor.requires_grad or id(tensor) in seen:
                 continue
             seen.add(id(tensor))
             forward.inputs += 1
-            tensor.register_hook(functools.partial(self._end_node, forward))
+            hook = functools.partial(self._end_node, forward)
+            if tensor.grad_fn is None:
+                tensor.register_hook(hook)
+            else:
+                tensor.grad_fn.register_prehook(hook)
         if forward.inputs:
             self._forwards[forward.unit].add(forward)
 
@@ -183,7 +199,10 @@ class Windows:
         if not self.driver or self._backward == -1:
             return
         forward.left -= 1
-        if forward.left == 0:
+        if forward.left > 0:
+            return
+        self._give(forward.unit)
+        if forward.left == 0:  # Less: it began in the backward, and was not announced.
             self._tell_stream()
             self._in_range("post_backward", forward.unit, lib.units_end_node, self.driver,
                            forward.handle)
@@ -214,7 +233,7 @@ class Windows:
         for tensor in _tensors.each(output):
             if not tensor.requires_grad or tensor.grad_fn is None:
                 continue
-            tensor.register_hook(hook)
+            tensor.grad_fn.register_prehook(hook)
             # A view that is changed in place gets another history, without the hook.
             base = private.view_base(tensor)
             if base is not None and base.grad_fn is not None:
@@ -226,6 +245,10 @@ class Windows:
         if not self.driver:
             return
         self.begin_backward()
+        if forward.unit != self._node_unit:
+            # Its last node may have ended before its last gradients were there.
+            self._give(self._node_unit)
+            self._node_unit = forward.unit
         self._tell_stream()
         self._in_range("pre_backward", forward.unit, lib.units_begin_node, self.driver,
                        forward.handle)
@@ -242,7 +265,8 @@ class Windows:
         # Others begin inside of it (checkpoints), and are parts of it.
         if self._backward != -1:
             return
-        self._backward = private.backward_id()
+        self._hide_given()
+        self._backward, self._node_unit = private.backward_id(), -1
         work = []
         for unit in self._units:
             nodes = 0
@@ -256,67 +280,78 @@ class Windows:
         private.queue_end_of_backward(self._end_backward)
 
     def _end_backward(self) -> None:
+        if not self.driver:
+            self._backward = -1
+            return
+        for unit in reversed(self._units):
+            self._give(unit.index)
         self._backward = -1
-        if self.driver:
-            self._tell_stream()
-            try:
-                lib.units_end_backward(self.driver, 0)
-            finally:
-                self._reading.clear()
+        self._tell_stream()
+        try:
+            lib.units_end_backward(self.driver, 0)
+        finally:
+            self._reading.clear()
+            self._show_given()
 
     def end_failed_backward(self) -> None:
         """An exception ended it, so that nobody was told of its end."""
         if self._backward == -1:
             return
         self._backward = -1
+        for of_unit in self._trainable:
+            for trainable in of_unit.values():
+                trainable.parameter.grad = None  # Of those that were not given yet.
         try:
             lib.units_end_backward(self.driver, 1)
         finally:
             self._reading.clear()
+            self._show_given()
 
-    def _before_gradient(self, unit: int, index: int, parameter):
-        def before(gradient):
-            del gradient
-            # The marker of an earlier backward makes room: autograd would add to it.
-            if isinstance(parameter.grad, GivenGradient):
-                parameter.grad = None
-        return before
+    def _on_gradient(self, unit: int, index: int, parameter) -> None:
+        if not self.driver:
+            return
+        self.begin_backward()
+        if parameter.grad is None:
+            lib.units_gradient(self.driver, unit, None)
+        else:
+            self._in_range("reduce", unit, self._give_one, unit, index)
 
-    def _on_gradient(self, unit: int, index: int, parameter):
-        marker = GivenGradient.of(parameter)
-        given = self.given[unit]
-        told = Gradient(None, parameter.numel(), index, 0)
-        address = C.byref(told)
+    def _give(self, unit: int) -> None:
+        """Gives the job the gradients of the unit that there are since the last time."""
+        if unit < 0:
+            return
+        there = [index for index, trainable in self._trainable[unit].items()
+                 if trainable.parameter.grad is not None]
+        if there:
+            self._in_range("reduce", unit, self._give_all, unit, there)
 
-        def on_gradient(parameter):
-            if not self.driver:
-                return
-            if self._backward == -1:
-                self.begin_backward()
-            if self.gpu >= 0:
-                self._tell_stream()
-            gradient, parameter.grad = parameter.grad, None
-            if gradient is None:
-                lib.units_gradient(self.driver, unit, None)
-                return
-            if gradient.requires_grad:
-                raise TesseraError(
-                    f"the gradient of parameter '{self._units[unit].names[index]}' needs a gradient"
-                    " itself (create_graph=True), and the job cannot keep that: take it by "
-                    "torch.autograd.grad", "UNIMPLEMENTED")
-            if gradient.layout is not torch.strided:
-                gradient = gradient.to_dense()
-            if self.gpu >= 0 and gradient.dtype not in (self._reduce_dtype, *_tensors.FULL):
+    def _give_all(self, unit: int, indices) -> None:
+        for index in indices:
+            self._give_one(unit, index)
+
+    def _give_one(self, unit: int, index: int) -> None:
+        trainable = self._trainable[unit][index]
+        parameter, told = trainable.parameter, trainable.told
+        gradient, parameter.grad = parameter.grad, None
+        if gradient.requires_grad:
+            raise TesseraError(
+                f"the gradient of parameter '{self._units[unit].names[index]}' needs a gradient"
+                " itself (create_graph=True), and the job cannot keep that: take it by "
+                "torch.autograd.grad", "UNIMPLEMENTED")
+        if gradient.layout is not torch.strided:
+            gradient = gradient.to_dense()
+        if self.gpu >= 0:
+            self._tell_stream()
+            if gradient.dtype not in (self._reduce_dtype, *_tensors.FULL):
                 gradient = gradient.float()  # The GPU's kernels know one half type of a unit.
-            gradient = gradient.contiguous()
-            told.values, told.dtype = gradient.data_ptr(), _tensors.CODES[gradient.dtype]
-            if self.gpu >= 0:
-                self._reading.setdefault(unit, []).append(gradient)
-            self._in_range("reduce", unit, lib.units_gradient, self.driver, unit, address)
-            if self.gpu >= 0:
-                self._forget_read(unit)
-            parameter.grad = given[index] = marker
-        return on_gradient
+        gradient = gradient.contiguous()
+        told.values, told.dtype = gradient.data_ptr(), _tensors.CODES[gradient.dtype]
+        if self.gpu >= 0:
+            self._reading.setdefault(unit, []).append(gradient)
+        lib.units_gradient(self.driver, unit, trainable.address)
+        if self.gpu >= 0:
+            self._forget_read(unit)
+        self.given[unit].add(index)
 
     def _forget_read(self, unit: int) -> None:
         """Lets go of gradients that the GPU has read: looked at where a backward is at a new unit."""
@@ -329,14 +364,40 @@ class Windows:
     # --- Steps ---
 
     def check_given(self) -> None:
-        """Errors: FAILED_PRECONDITION  a gradient that the job has was set or reset by hand."""
-        for unit, given in zip(self._units, self.given):
-            for index, marker in given.items():
-                if unit.parameters[index].grad is not marker:
+        """Errors: FAILED_PRECONDITION  a gradient was set or reset by hand."""
+        for unit, trainables, given in zip(self._units, self._trainable, self.given):
+            for index, trainable in trainables.items():
+                gradient = trainable.parameter.grad
+                is_given = index in given
+                if gradient is (trainable.marker if is_given and self._shows_given else None):
+                    continue
+                name = unit.names[index]
+                if is_given:
                     raise TesseraError(
-                        f"the gradient of parameter '{unit.names[index]}' was changed by hand after"
-                        " backward, and the job has the old one: drop all by opt.zero_grad(), or "
-                        "those of a unit by its module's zero_grad()", "FAILED_PRECONDITION")
+                        f"the gradient of parameter '{name}' was changed by hand after backward, "
+                        "and the job has the old one: drop all by opt.zero_grad(), or those of a "
+                        "unit by its module's zero_grad()", "FAILED_PRECONDITION")
+                raise TesseraError(
+                    f"the gradient of parameter '{name}' is not the job's: it was set by hand, or "
+                    "came by a backward through tensors that its module does not return in a list,"
+                    " tuple, dict or dataclass", "FAILED_PRECONDITION")
+
+    def _show_given(self) -> None:
+        """Has markers stand for the gradients that the job has."""
+        for trainables, given in zip(self._trainable, self.given):
+            for index in given:
+                trainables[index].parameter.grad = trainables[index].marker
+        self._shows_given = True
+
+    def _hide_given(self) -> None:
+        """Makes room for those of a backward, which autograd adds to what is there."""
+        if not self._shows_given:
+            return
+        self.check_given()
+        for trainables, given in zip(self._trainable, self.given):
+            for index in given:
+                trainables[index].parameter.grad = None
+        self._shows_given = False
 
     def check_model(self) -> None:
         """Errors: FAILED_PRECONDITION  a parameter that the job would silently not train."""
@@ -365,9 +426,8 @@ class Windows:
     def forget_gradients(self, units=None) -> None:
         """They are the job's no longer: a step took them, or they were dropped."""
         for unit in self._units if units is None else units:
-            for index in self.given[unit.index]:
-                if isinstance(unit.parameters[index].grad, GivenGradient):
-                    unit.parameters[index].grad = None
+            for trainable in self._trainable[unit.index].values():
+                trainable.parameter.grad = None
             self.given[unit.index].clear()
 
     def begin_step(self) -> None:

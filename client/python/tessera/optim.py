@@ -366,8 +366,8 @@ class LocalOptimizer(torch.optim.Optimizer):
     def _take(self) -> None:
         windows = self.sharded.windows
         windows.check_model()
-        windows.check_given()
         windows.begin_step()
+        windows.check_given()
         windows.await_gpu()
         options, result = _sharded.Sharded.step_options([]), StepResult()
         try:
