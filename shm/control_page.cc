@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/restart_required.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
 
@@ -83,7 +84,7 @@ absl::Status AwaitEvent(ControlPage* page, uint32_t epoch, absl::Time deadline,
     const uint32_t seen = page->events.value.load(std::memory_order_acquire);
     // Pairs with the release in PublishFailure: code and message are visible.
     if (page->failed_epoch.load(std::memory_order_acquire) >= epoch) {
-      return absl::Status(static_cast<absl::StatusCode>(page->failure_code),
+      return absl::Status(TrainersCode(page->failure_code),
                           LoadText(page->failure_message, kMaxErrorBytes));
     }
     // The page may have moved on before this waiter looked. No event of its epoch comes any more.

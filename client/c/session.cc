@@ -226,6 +226,9 @@ int64_t tessera_next_step(const tessera_session* session) { return session->sess
 int64_t tessera_epoch(const tessera_session* session) {
   return session->session->state().client.epoch();
 }
+int tessera_restart_required(const tessera_session* session) {
+  return session->session->restart_required() ? 1 : 0;
+}
 int64_t tessera_num_writes(const tessera_session* session) {
   return session->session->num_writes();
 }

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/fault_point.h"
+#include "base/restart_required.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "client/session/buffer_hooks.h"
@@ -429,6 +430,10 @@ absl::Status RankClient::Await(absl::FunctionRef<std::string()> what,
   }
 }
 
+bool RankClient::restart_required() const {
+  return restart_required_ || (EpochIsOver() && page()->failure_code == kRestartRequired);
+}
+
 bool RankClient::EpochIsOver() const {
   return page()->failed_epoch.load(std::memory_order_acquire) >= epoch_ ||
          page()->epoch.load(std::memory_order_acquire) > epoch_;
@@ -457,6 +462,7 @@ absl::Status RankClient::Tell(const absl::Status& own) {
 
 absl::Status RankClient::Recover() {
   if (!EpochIsOver()) return absl::OkStatus();
+  restart_required_ = restart_required();
   const absl::Time now = SteadyNow();
   // Every epoch may fail because the same rank is missing.
   // Counted by progress: epochs that fail in a row are an error once nothing was completed for

@@ -97,6 +97,7 @@ class RankClient {
 
   // --- Epochs: see Session ---
   bool EpochIsOver() const;
+  bool restart_required() const;  // As Session has it.
   absl::Status Fail(const absl::Status& cause);
   absl::Status Recover();
   // An error of this rank's part of something collective. If the other ranks do not have it, it
@@ -148,6 +149,7 @@ class RankClient {
   bool needs_own_executor_ = false;           // The worker cannot run it.
   int64_t generation_ = 0;
   uint32_t epoch_ = 0, results_ = 0;                // Results seen in this epoch.
+  bool restart_required_ = false;                   // In some epoch.
   absl::Time wait_limit_ = absl::InfiniteFuture();  // Of each wait.
   // Since when epochs have failed without anything that was completed.
   struct Stalled {

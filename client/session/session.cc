@@ -103,6 +103,7 @@ int Session::rank() const { return state_->client.rank(); }
 int Session::num_units() const { return state_->client.num_units(); }
 bool Session::hosts_executor() const { return state_->client.hosts_executor(); }
 int64_t Session::next_step() const { return state_->client.next_step(); }
+bool Session::restart_required() const { return state_->client.restart_required(); }
 bool Session::initialized() const { return state_->client.initialized(); }
 
 int64_t Session::num_writes() const {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/restart_required.h"
 #include "base/status_matchers.h"
 #include "coordinator/core/job_spec.h"
 #include "gmock/gmock.h"
@@ -388,6 +389,25 @@ TEST_F(CoordinatorTest, DifferentHashesAreAMismatch) {
   EXPECT_EQ(Count<PrepareEpoch>(), 2);
   EXPECT_THAT(std::get<OrderMismatch>(effects_.commands[0].command).message,
               HasSubstr("ranks 0 and 1 issued different operations in step 1"));
+  EXPECT_FALSE(std::get<OrderMismatch>(effects_.commands[0].command).restart);
+}
+
+TEST_F(CoordinatorTest, OrdersThatDifferAfterALossRequireARestartOnce) {
+  StartTwoRanks();
+  ASSERT_OK(Fail(Life("a"), 1, 0));
+  // In epoch 2 after the loss, in epoch 3 after that of the programs' restart.
+  for (const bool restart : {true, false}) {
+    const int64_t epoch = Job().status.epoch.value();
+    ASSERT_OK(Prepared(Life("a"), epoch));
+    ASSERT_OK(Prepared(Life("b"), epoch));
+    Pass(absl::Seconds(20), {Life("a"), Life("b")});
+    ASSERT_EQ(Job().status.state, JobState::kRunning);
+    ASSERT_OK(StepDone(Life("a"), epoch, 0, 1, 5));
+    ASSERT_OK(StepDone(Life("b"), epoch, 1, 1, 6));
+    ASSERT_EQ(Count<OrderMismatch>(), 2);
+    EXPECT_EQ(std::get<OrderMismatch>(effects_.commands[0].command).restart, restart);
+    Restart();  // Whether it was said is journalled.
+  }
 }
 
 TEST_F(CoordinatorTest, ReportsThatTravelTogetherCountEachWhereverTheyAreCut) {

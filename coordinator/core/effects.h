@@ -46,6 +46,7 @@ struct OrderMismatch {
   Epoch epoch;
   OrderPosition position;
   std::string message;
+  bool restart = false;  // All programs are to be started again.
 };
 struct DescribeJob {  // With a HeldJob.
   JobId job;

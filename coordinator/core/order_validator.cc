@@ -8,16 +8,6 @@
 #include "base/check.h"
 
 namespace tessera::coordinator {
-namespace {
-
-// What to do about two ranks of which one saves, and the other goes on; else empty.
-absl::string_view AdviceFor(const OrderEntry& a, const OrderEntry& b) {
-  if ((a.operation == "save") == (b.operation == "save")) return "";
-  return "; a trainer that was started again is at the next step, and comes to no save that the "
-         "program makes before it: save at the beginning of the loop, by the step's number alone";
-}
-
-}  // namespace
 
 std::string DescribeEntry(const OrderEntry& entry, const JobSpec& spec) {
   const std::string shape =
@@ -128,9 +118,9 @@ OrderVerdict OrderValidator::DoAnnounce(Rank rank, const OrderPosition& position
   for (const auto& [other, other_entry] : {*announced.begin(), *announced.rbegin()}) {
     // The earlier entries are all equal, so the first or the last one stands for them.
     if (other_entry == entry) continue;
-    return Mismatch(
-        position, other, absl::StrCat("is about to ", DescribeEntry(other_entry, *spec_)), rank,
-        absl::StrCat("is about to ", DescribeEntry(entry, *spec_), AdviceFor(other_entry, entry)));
+    return Mismatch(position, other,
+                    absl::StrCat("is about to ", DescribeEntry(other_entry, *spec_)), rank,
+                    absl::StrCat("is about to ", DescribeEntry(entry, *spec_)));
   }
   if (static_cast<int64_t>(announced.size()) == world_size_) return Agree(position);
   // A rank that followed its record past this position will never announce it.

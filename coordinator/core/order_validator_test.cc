@@ -66,14 +66,6 @@ TEST_F(OrderValidatorTest, DifferentEntriesNameRanksUnitsParametersAndPosition) 
                     HasSubstr("rank 0 is about to reduce unit 'b1'")));
 }
 
-TEST_F(OrderValidatorTest, SaveBesideAStepSaysWhereToSave) {
-  order_.Announce(Rank(0), At(5, 0), {"save", UnitId(-1), DType::kFp32, 0});
-  const OrderVerdict verdict = order_.Announce(Rank(1), At(5, 0), Entry("unshard", 1));
-  EXPECT_THAT(verdict.mismatch.value_or(""),
-              AllOf(HasSubstr("rank 0 is about to save, rank 1 is about to unshard unit 'b0'"),
-                    HasSubstr("save at the beginning of the loop")));
-}
-
 TEST_F(OrderValidatorTest, AnyFieldOfAnEntryMakesADifference) {
   const OrderEntry base = Entry("unshard", 1);
   OrderEntry other_dtype = base;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/restart_required.h"
 #include "base/status_macros.h"
 #include "coordinator/core/job_views.h"
 
@@ -30,6 +31,16 @@ Rank FirstRankOn(const Job& job, const WorkerId& worker) {
     if (job.status.placements[rank].worker == worker) return Rank(rank);
   }
   return kWholeWorker;
+}
+
+// Whether the epoch before ended since a process died. Programs that were started again are at other
+// places then than those that went on (ADR 91). Where it ended by a code, orders that differ do so by
+// the programs themselves: all were started again, or none was.
+bool FollowsALoss(const JobStatus& status) {
+  const bool has_run_before =
+      std::any_of(status.placements.begin(), status.placements.end(),
+                  [&](const RankPlacement& place) { return place.since < status.epoch; });
+  return has_run_before && status.failure_code == 0;
 }
 
 }  // namespace
@@ -196,10 +207,18 @@ void WorkerReports::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, a
     effects->order_records.push_back({id, job.status.epoch, verdict.position, *verdict.recorded});
   }
   if (verdict.mismatch.has_value()) {
-    OrderMismatch mismatch{id, job.generation, job.status.epoch, verdict.position,
-                           *verdict.mismatch};
-    epochs_->FailEpoch(id, {*verdict.mismatch, std::move(mismatch), 0, EpochCause::kOrderMismatch},
-                       now, effects);
+    const bool restart = FollowsALoss(job.status);
+    const std::string message = absl::StrCat(
+        *verdict.mismatch,
+        restart ? "; a process of the job had died, so all ranks' programs have to be started again"
+                : "");
+    epochs_->FailEpoch(
+        id,
+        {message,
+         OrderMismatch{id, job.generation, job.status.epoch, verdict.position, message, restart},
+         restart ? kRestartRequired : static_cast<int>(absl::StatusCode::kFailedPrecondition),
+         EpochCause::kOrderMismatch},
+        now, effects);
   }
 }
 

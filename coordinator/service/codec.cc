@@ -213,6 +213,7 @@ void EncodeInto(const OrderMismatch& mismatch, v1::CoordinatorCommand* command) 
   encoded->set_sequence(mismatch.position.sequence);
   encoded->set_pass(mismatch.position.pass);
   encoded->set_message(mismatch.message);
+  encoded->set_restart(mismatch.restart);
 }
 
 void EncodeInto(const ServeState& serve, v1::CoordinatorCommand* command) {

@@ -5,6 +5,7 @@
 
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "base/restart_required.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
 #include "shm/control_page.h"
@@ -224,7 +225,9 @@ void EpochMachine::Mismatch(const v1::OrderMismatch& mismatch) {
   phase_ = Transition(phase_, EpochEvent::kFailure);
   TESSERA_LOG(ERROR, "job {} epoch {}: {}", context_->job_id, epoch_.value(), mismatch.message());
   // The coordinator knows already, so no event follows.
-  AbortAll(epoch_, absl::FailedPreconditionError(mismatch.message()));
+  AbortAll(epoch_, absl::Status(mismatch.restart() ? static_cast<absl::StatusCode>(kRestartRequired)
+                                                   : absl::StatusCode::kFailedPrecondition,
+                                mismatch.message()));
 }
 
 }  // namespace tessera

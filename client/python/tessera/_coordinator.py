@@ -7,7 +7,8 @@ import subprocess
 import time
 
 from ._daemons import programs_folder
-from ._hub import LOST, JobEnded, say
+from ._hub import JobEnded, say
+from .errors import LOST
 
 _RETRY_SECONDS = 1.0
 _CALL_SECONDS = 60.0

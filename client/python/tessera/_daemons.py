@@ -13,8 +13,8 @@ import subprocess
 import threading
 import time
 
-from ._hub import LOST, JobEnded
-from .errors import TesseraError
+from ._hub import JobEnded
+from .errors import LOST, TesseraError
 
 _WAIT_SECONDS = 60.0
 _prctl = ctypes.CDLL(None).prctl  # Loaded here: a child may not, before exec.

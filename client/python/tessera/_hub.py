@@ -22,11 +22,9 @@ import socket
 import ssl
 import sys
 
-from .errors import TesseraError
+from .errors import LOST, TesseraError
 
 _HELLO_SECONDS = 30.0
-# Of a job that another try may bring to its end, as sysexits.h has it: EX_TEMPFAIL.
-LOST = 75
 GOODBYE_SECONDS = 5.0
 
 

@@ -177,6 +177,7 @@ _VALUES = {
     "initialized": (_I, [_P]),
     "next_step": (_L, [_P]),
     "epoch": (_L, [_P]),
+    "restart_required": (_I, [_P]),
     "num_writes": (_L, [_P]),
     "within_step": (_I, [_P]),
     "compute_dtype": (_I, [_P, _I]),

@@ -10,9 +10,9 @@ import ssl
 import threading
 import time
 
-from ._hub import (GOODBYE_SECONDS, LOST, Hub, JobEnded, keep_alive, receive, say, send,
-                   status_of, tls_options)
-from .errors import TesseraError
+from ._hub import (GOODBYE_SECONDS, Hub, JobEnded, keep_alive, receive, say, send, status_of,
+                   tls_options)
+from .errors import LOST, TesseraError
 
 _RETRY_SECONDS = 0.2
 _PROOF_SECONDS = 10.0

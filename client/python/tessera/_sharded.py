@@ -16,6 +16,7 @@ import torch
 from . import _buffers, _cluster, _own_state, _plan, _random, _tensors, _torch_private as private
 from ._library import (FILL, BODY, READ, Callbacks, HyperParameters, OpenOptions, StepOptions,
                        StepResult, lib)
+from ._restart import exit_for_restart
 from ._windows import Windows
 from .errors import OutsideWindowError, StepUndone, TesseraError
 
@@ -30,6 +31,11 @@ def _detach_all() -> None:
     close = lib.close if _cluster.is_own() else lib.close_at_exit
     for sharded in list(_attached):
         sharded.detach_by(close)
+
+
+def _restart_is_required() -> bool:
+    return any(sharded.attached and lib.restart_required(sharded.session)
+               for sharded in list(_attached))
 
 
 class Sharded:
@@ -112,6 +118,7 @@ class Sharded:
             lib.close(session)
             raise
         _attached.add(self)
+        exit_for_restart(_restart_is_required)
         _names.add((self._context.coordinator, self._job_id()))
 
     def _gpu_of_model(self) -> int | None:
@@ -405,8 +412,8 @@ class Sharded:
         """The step alone. Errors: StepUndone; FAILED_PRECONDITION  NaN or Inf in a gradient."""
         self._require_attached()
         self.windows.check_model()
-        self.windows.check_given()
         self.windows.begin_step()
+        self.windows.check_given()
         self.windows.await_gpu()
         result = StepResult()
         try:

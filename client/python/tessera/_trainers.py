@@ -10,6 +10,7 @@ import threading
 
 from ._daemons import die_with_parent
 from ._hub import JobEnded
+from .errors import LOST
 
 _STOP_SECONDS = 10.0
 _MAX_LAST_LINE = 500
@@ -94,20 +95,21 @@ class Trainers:
     def _is_to_be_replaced(self, rank: int, status: int, last: bytes) -> bool:
         if status == 0 or self._ending:
             return False
-        if status > 0:
-            said = last.decode("utf-8", "replace")[:_MAX_LAST_LINE]
-            self._fail(f"rank {rank} exited with status {status}" + (f": {said}" if said else ""),
-                       status)
+        said = last.decode("utf-8", "replace")[:_MAX_LAST_LINE]
+        exited = f"rank {rank} exited with status {status}" + (f": {said}" if said else "")
+        if status > 0 and status != LOST:
+            self._fail(exited, status)
             return False
         name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+        ended = exited if status > 0 else f"rank {rank} was killed by {name}"
         with self._lock:
             self._restarts_left -= 1
             out_of_restarts = self._restarts_left < 0
         if out_of_restarts:
-            self._fail(f"rank {rank} was killed by {name}, and --max-restarts is used up",
-                       _SHELLS_SIGNAL - status)
+            self._fail(f"{ended}, and --max-restarts is used up",
+                       status if status > 0 else _SHELLS_SIGNAL - status)
             return False
-        self._say(f"tessera: rank {rank} was killed by {name}; it is started again\n".encode())
+        self._say(f"tessera: {ended}; it is started again\n".encode())
         return True
 
     def _say(self, line: bytes) -> None:

@@ -9,6 +9,8 @@ _NAMES = {
     15: "DATA_LOSS", 16: "UNAUTHENTICATED",
 }
 ABORTED = 10
+# Exit status of what another try may bring to its end, as sysexits.h has it: EX_TEMPFAIL.
+LOST = 75
 
 
 class TesseraError(RuntimeError):
@@ -25,7 +27,8 @@ class TesseraError(RuntimeError):
 class StepUndone(TesseraError):
     """A process of the job died, and the step was undone on all ranks: do it again.
 
-    `opt.step(closure)` and `@tessera.repeatable(model)` do that by themselves.
+    `opt.step(closure)` and `@tessera.repeatable(model)` do that by themselves. A program that ends
+    by it exits with status 75, for which `tessera run` starts it again.
     """
 
 

@@ -8,9 +8,10 @@ on several, once on each; HOST is node 0, which uses PORT and PORT + 1:
     tessera run --nnodes 8 --node-rank $I --rendezvous HOST:PORT --insecure -n 4 train.py
     srun --ntasks-per-node=1 tessera run --insecure -n 4 train.py
 
-A trainer that a signal killed is started again, and goes on with the step that was undone. One that
-exits with an error ends the job, on all nodes. So does a node that is gone. Lines of trainers begin
-with [rank]. Trainers see torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+A trainer that a signal killed is started again, and goes on with the step that was undone. So is one
+that exits with status 75, as Python programs do that could not go on where another rank's process
+died. One that exits with another error ends the job, on all nodes. So does a node that is gone. Lines
+of trainers begin with [rank]. Trainers see torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
 GROUP_RANK, MASTER_ADDR, MASTER_PORT) and TESSERA_COORDINATOR, TESSERA_WORKER, TESSERA_JOB, over
 several nodes also TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or TESSERA_INSECURE_CONNECT.
 Exit status, the same on all nodes: 0 if all trainers exited with 0; that of the first trainer that
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-n", "--nproc-per-node", type=int, required=True,
                         help="number of ranks of this node; the same on all")
     parser.add_argument("--max-restarts", type=int, default=100,
-                        help="of killed trainers of this node, all together (default: 100)")
+                        help="of trainers of this node, all together (default: 100)")
     parser.add_argument("--job", default="train", help="the job's name (default: train)")
     nodes = parser.add_argument_group("several nodes")
     nodes.add_argument("--nnodes", type=int, help="number of nodes (default: srun's, or 1)")

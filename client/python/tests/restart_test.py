@@ -147,6 +147,107 @@ else:
                 for line in ("rank 0 saved 2", "rank 1 saved 3", "rank 1 saved 4"):
                     self.assertIn(line, output)
 
+    def test_trainers_that_cannot_go_on_where_one_died_are_all_started_again(self):
+        script = self.script("""
+import os, pathlib, signal, sys, time, torch, tessera
+folder, place = pathlib.Path(sys.argv[1]), sys.argv[2]
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)),
+                      units=torch.nn.Linear)
+opt = tessera.AdamW(model, lr=0.1)
+rank = model.tessera.rank
+mark = folder / f"rank {rank} has begun"
+is_first = not mark.exists()
+mark.touch()
+
+def die_at(here):
+    if here == place and is_first and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        loss = model(torch.ones(2, 8)).square().mean()
+        die_at("evaluation")
+        deadline = time.monotonic() + 60
+        while place == "evaluation" and is_first and rank == 0:  # Until it hears of the other one.
+            assert time.monotonic() < deadline
+            model(torch.ones(2, 8))
+    model.train()
+    return loss
+
+def loss_of(step):
+    torch.manual_seed(10 * step + rank)
+    loss = model(torch.randn(2, 8)).square().mean()
+    if step == 3:
+        die_at("forward")
+        die_at("repeated step")
+    loss.backward()
+    return loss
+
+if place == "repeated step":
+    evaluate()
+while model.tessera.next_step <= 4:
+    step = model.tessera.next_step
+    if place == "forward":
+        loss_of(step)
+        opt.step()
+    else:
+        opt.step(lambda: loss_of(step))
+    if step == 2:
+        evaluate()
+        die_at("save")
+        tessera.save(model, folder / "checkpoint")
+        die_at("state_dict")
+        torch.save(model.state_dict(), folder / f"state.{rank}")
+torch.save(model.state_dict(), folder / f"end.{rank}")
+""")
+        ends = {}
+        for place in "nowhere", "evaluation", "save", "state_dict", "forward", "repeated step":
+            with self.subTest(place=place):
+                folder = self.folder / place
+                folder.mkdir()
+                output = self.finish(run("-n", 2, script, folder, place, env=self.environment))
+                ends[place] = [torch.load(folder / f"end.{rank}") for rank in (0, 1)]
+                for end in ends[place]:
+                    for name, value in ends["nowhere"][0].items():
+                        self.assertTrue(torch.equal(end[name], value), name)
+                if place != "nowhere":
+                    self.assertIn("rank 1 was killed by SIGKILL; it is started again", output)
+                    self.assertRegex(output, "rank 0 exited with status 75: .*; it is started again")
+
+    def test_a_program_that_differs_by_itself_is_started_again_once_and_then_ends(self):
+        script = self.script("""
+import os, pathlib, signal, sys, torch, tessera
+folder = pathlib.Path(sys.argv[1])
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(8, 8))
+opt = tessera.SGD(model, lr=0.1)
+rank = model.tessera.rank
+with open(folder / f"begun.{rank}", "a") as file:
+    file.write(".")
+
+def closure():
+    loss = model(torch.ones(2, 8)).square().mean()
+    if model.tessera.next_step == 2 and rank == 1 and not (folder / "mark").exists():
+        (folder / "mark").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    loss.backward()
+    return loss
+
+opt.step(closure)
+opt.step(closure)
+if rank == 0:
+    model.state_dict()
+opt.step(closure)
+""")
+        output = self.finish(run("-n", 2, script, self.folder, env=self.environment), status=1)
+        self.assertIn("execution orders differ", output)
+        self.assertEqual([len((self.folder / f"begun.{rank}").read_text()) for rank in (0, 1)],
+                         [2, 3])
+
     def test_a_killed_trainer_whose_child_has_its_output_open_is_started_again(self):
         script = (f"[ -e {self.folder}/mark ] && exit; touch {self.folder}/mark; sleep 1000 & "
                   "kill -9 $$")
