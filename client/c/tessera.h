@@ -133,7 +133,7 @@ TESSERA_API int tessera_initialized(const tessera_session* session);
 TESSERA_API int64_t tessera_next_step(const tessera_session* session);
 /* The job's epoch that the session is in: another one after a process of the job died. */
 TESSERA_API int64_t tessera_epoch(const tessera_session* session);
-/* Whether a call has failed because the ranks are at different places of their programs after a
+/* Whether calls fail because the ranks are at different places of their programs after a
  * process of the job died, so that all programs have to be started again: exit with status 75, and
  * `tessera run` does that. The state of the last step stays. */
 TESSERA_API int tessera_restart_required(const tessera_session* session);

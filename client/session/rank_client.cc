@@ -179,7 +179,7 @@ absl::Status RankClient::Begin(absl::Time deadline, absl::FunctionRef<absl::Stat
   const absl::Status joined = JoinEpoch(take_over);
   // An epoch that ended meanwhile is not the caller's concern; the next one is clean.
   const bool epoch_failed = page()->failed_epoch.load(std::memory_order_acquire) >= epoch_;
-  return absl::IsAborted(joined) || (!joined.ok() && epoch_failed) ? Recover() : joined;
+  return absl::IsAborted(joined) || (!joined.ok() && epoch_failed) ? JoinNextEpoch() : joined;
 }
 
 DialOptions RankClient::Coordinator() const {
@@ -431,7 +431,8 @@ absl::Status RankClient::Await(absl::FunctionRef<std::string()> what,
 }
 
 bool RankClient::restart_required() const {
-  return restart_required_ || (EpochIsOver() && page()->failure_code == kRestartRequired);
+  return page()->failed_epoch.load(std::memory_order_acquire) >= epoch_ &&
+         page()->failure_code == kRestartRequired;
 }
 
 bool RankClient::EpochIsOver() const {
@@ -462,7 +463,13 @@ absl::Status RankClient::Tell(const absl::Status& own) {
 
 absl::Status RankClient::Recover() {
   if (!EpochIsOver()) return absl::OkStatus();
-  restart_required_ = restart_required();
+  // Where it is now the others do not come.
+  if (restart_required())
+    return absl::FailedPreconditionError(LoadText(page()->failure_message, kMaxErrorBytes));
+  return JoinNextEpoch();
+}
+
+absl::Status RankClient::JoinNextEpoch() {
   const absl::Time now = SteadyNow();
   // Every epoch may fail because the same rank is missing.
   // Counted by progress: epochs that fail in a row are an error once nothing was completed for

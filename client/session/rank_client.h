@@ -123,6 +123,7 @@ class RankClient {
   absl::Status HostExecutor(absl::Time deadline);
   void BeginEpoch();
   absl::Status JoinEpoch(absl::FunctionRef<absl::Status()> take_over);
+  absl::Status JoinNextEpoch();  // Errors: as Recover.
   absl::Status AwaitNewEpoch(absl::Time deadline);
   // Of a job that ended on this worker. Errors: DataLoss  it is lost; else Cancelled
   absl::Status WhyTheJobEnded() const;
@@ -149,7 +150,6 @@ class RankClient {
   bool needs_own_executor_ = false;           // The worker cannot run it.
   int64_t generation_ = 0;
   uint32_t epoch_ = 0, results_ = 0;                // Results seen in this epoch.
-  bool restart_required_ = false;                   // In some epoch.
   absl::Time wait_limit_ = absl::InfiniteFuture();  // Of each wait.
   // Since when epochs have failed without anything that was completed.
   struct Stalled {

@@ -1,7 +1,9 @@
 #include "coordinator/core/epoch_protocol.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -290,6 +292,8 @@ void EpochProtocol::ForgetDeletedJobs() {
   for (auto it = pacers_.begin(); it != pacers_.end();) {
     it = state_->FindJob(it->first) == nullptr ? pacers_.erase(it) : std::next(it);
   }
+  for (auto it = restarted_at_.begin(); it != restarted_at_.end();)
+    it = state_->FindJob(it->first) == nullptr ? restarted_at_.erase(it) : std::next(it);
 }
 
 RestartPacer& EpochProtocol::PacerOf(const JobId& id) {
@@ -302,6 +306,19 @@ void EpochProtocol::FailEpoch(const JobId& id, EpochFailure failure, absl::Time 
   // Later failures are usually consequences of the first: its peers fail too.
   if (!runtime.failure.has_value()) runtime.failure = std::move(failure);
   Advance(id, now, effects);
+}
+
+bool EpochProtocol::RequireRestart(const JobId& id) {
+  const Job& job = *state_->FindJob(id);
+  const std::vector<RankPlacement>& placements = job.status.placements;
+  const bool has_run_before =
+      std::any_of(placements.begin(), placements.end(),
+                  [&](const RankPlacement& place) { return place.since < job.status.epoch; });
+  // Of an epoch that ended by an error of a program, or by orders that differed, the code says so.
+  if (!has_run_before || job.status.failure_code != 0) return false;
+  const Step committed = state_->Runtime(id, job).ledger.committed_step();
+  const auto [last, is_first] = restarted_at_.emplace(id, committed);
+  return is_first || std::exchange(last->second, committed) != committed;
 }
 
 void EpochProtocol::CheckPreparing(absl::Time now) {

@@ -31,6 +31,10 @@ class EpochProtocol {
   void OpenEpoch(const JobId& id, const std::string& reason, EpochCause cause, absl::Time now,
                  Effects* effects);
   void FailEpoch(const JobId& id, EpochFailure failure, absl::Time now, Effects* effects);
+  // Whether orders that differ now may agree once all programs were started again: some trainers may
+  // have been replaced, and be at other places of their programs than those that went on (ADR 91).
+  // Once at a step; not journalled.
+  bool RequireRestart(const JobId& id);
   // Fails the epochs that some worker has not prepared in time.
   void CheckPreparing(absl::Time now);
   // Records the steps that were committed since the last time.
@@ -48,6 +52,7 @@ class EpochProtocol {
   CoordinatorState* const state_;
   JobSaves* const saves_;
   std::map<JobId, RestartPacer> pacers_;
+  std::map<JobId, Step> restarted_at_;  // The last committed step then.
 };
 
 }  // namespace tessera::coordinator

@@ -33,16 +33,6 @@ Rank FirstRankOn(const Job& job, const WorkerId& worker) {
   return kWholeWorker;
 }
 
-// Whether the epoch before ended since a process died. Programs that were started again are at other
-// places then than those that went on (ADR 91). Where it ended by a code, orders that differ do so by
-// the programs themselves: all were started again, or none was.
-bool FollowsALoss(const JobStatus& status) {
-  const bool has_run_before =
-      std::any_of(status.placements.begin(), status.placements.end(),
-                  [&](const RankPlacement& place) { return place.since < status.epoch; });
-  return has_run_before && status.failure_code == 0;
-}
-
 }  // namespace
 
 void WorkerReports::ResendOnConnect(const Sender& sender, Effects* effects) const {
@@ -207,11 +197,12 @@ void WorkerReports::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, a
     effects->order_records.push_back({id, job.status.epoch, verdict.position, *verdict.recorded});
   }
   if (verdict.mismatch.has_value()) {
-    const bool restart = FollowsALoss(job.status);
-    const std::string message = absl::StrCat(
-        *verdict.mismatch,
-        restart ? "; a process of the job had died, so all ranks' programs have to be started again"
-                : "");
+    const bool restart = epochs_->RequireRestart(id);
+    const std::string message =
+        absl::StrCat(*verdict.mismatch,
+                     restart ? "; processes of the job had ended, and those in their place may "
+                               "be elsewhere in the program: start all ranks' programs again"
+                             : "");
     epochs_->FailEpoch(
         id,
         {message,

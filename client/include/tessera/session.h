@@ -188,12 +188,12 @@ class Session {
   // Where the epoch has failed, waits for the next one. Errors: DeadlineExceeded  there is none for
   // recover_timeout, or for operation_timeout each failed, and no step or write was completed: the
   // message names ranks that are missing; Unavailable  the worker is gone; Cancelled  the job was
-  // deleted or moves; FailedPrecondition  see host_executor.
+  // deleted or moves; FailedPrecondition  see host_executor and restart_required.
   absl::Status Recover();
-  // Whether a call has failed because the ranks are at different places of their programs after a
-  // process of the job died (FailedPrecondition names two, and what they were about to do), so that
-  // all programs have to be started again: exit with status 75, and `tessera run` does that. The
-  // state of the last step stays.
+  // Whether calls fail because the ranks are at different places of their programs after a process
+  // of the job died (FailedPrecondition names two, and what they were about to do), so that all
+  // programs have to be started again: exit with status 75, and `tessera run` does that. The state
+  // of the last step stays.
   bool restart_required() const;
   // Runs `step_body` (forward, backward, Step) and, while the step is undone since some process
   // died, recovers and runs it again, unless it had been decided: then it is complete, and this

@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import sys
 
-from .errors import LOST, StepUndone, TesseraError
+from .errors import LOST, StepUndone
 
-_installed = False
+_installed, _required = False, False
 
 
-def exit_for_restart(is_required) -> None:
-    """Has the program exit with LOST if StepUndone ends it, or an error while is_required()."""
+def require() -> None:
+    """The ranks are at different places of their programs: see tessera_restart_required()."""
+    global _required
+    _required = True
+
+
+def _is_of_a_loss(error: BaseException | None) -> bool:
+    """Whether `error` is, or was raised while such a one was handled."""
+    while isinstance(error, Exception):
+        if _required or isinstance(error, StepUndone):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def exit_for_restart(look) -> None:
+    """Has the program exit with LOST where an error of a loss ends it.
+
+    look: called before; calls require() where that is so.
+    """
     global _installed
     if _installed:
         return
     _installed, report = True, sys.excepthook
 
     def report_and_exit(kind, error, traceback):
-        report(kind, error, traceback)
-        if isinstance(error, StepUndone) or (isinstance(error, TesseraError) and is_required()):
-            raise SystemExit(LOST)  # The interpreter takes a hook's exit as the program's.
+        try:
+            report(kind, error, traceback)
+        finally:
+            look()
+            if _is_of_a_loss(error):
+                raise SystemExit(LOST)  # The interpreter takes a hook's exit as the program's.
 
     sys.excepthook = report_and_exit

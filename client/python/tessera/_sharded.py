@@ -13,10 +13,10 @@ import zlib
 
 import torch
 
-from . import _buffers, _cluster, _own_state, _plan, _random, _tensors, _torch_private as private
+from . import (_buffers, _cluster, _own_state, _plan, _random, _restart, _tensors,
+               _torch_private as private)
 from ._library import (FILL, BODY, READ, Callbacks, HyperParameters, OpenOptions, StepOptions,
                        StepResult, lib)
-from ._restart import exit_for_restart
 from ._windows import Windows
 from .errors import OutsideWindowError, StepUndone, TesseraError
 
@@ -33,9 +33,15 @@ def _detach_all() -> None:
         sharded.detach_by(close)
 
 
-def _restart_is_required() -> bool:
-    return any(sharded.attached and lib.restart_required(sharded.session)
-               for sharded in list(_attached))
+def _note_restart(session) -> None:
+    if lib.restart_required(session):
+        _restart.require()
+
+
+def _note_restarts() -> None:
+    for sharded in list(_attached):
+        if sharded.attached:
+            _note_restart(sharded.session)
 
 
 class Sharded:
@@ -88,6 +94,7 @@ class Sharded:
         """Opens the job, gives it its first values if it has none. Does nothing if attached."""
         if self.attached:
             return
+        _restart.exit_for_restart(_note_restarts)
         self._context = _cluster.context(self._gpu_of_model())
         self._check_name()
         config = dict(self._config)
@@ -110,15 +117,19 @@ class Sharded:
             if not lib.initialized(session):
                 self._initialize()
             else:
+                # The job has the values. Modules may set buffers as well, which it need not have.
+                with torch.no_grad():
+                    for unit in self.units:
+                        self._materialise(unit)
                 self._keeper.resume()
             self._use_memory()
             self.windows.bind(session)
         except BaseException:
             self.session = None
+            _note_restart(session)
             lib.close(session)
             raise
         _attached.add(self)
-        exit_for_restart(_restart_is_required)
         _names.add((self._context.coordinator, self._job_id()))
 
     def _gpu_of_model(self) -> int | None:
@@ -176,6 +187,7 @@ class Sharded:
             self._await_save()
         self.windows.await_gpu()
         session, self.session = self.session, None
+        _note_restart(session)
         self._is_detached = True
         self.windows.close()
         with torch.no_grad():
@@ -273,8 +285,8 @@ class Sharded:
 
     def _materialise(self, unit) -> None:
         """Gives a unit's parameters on the meta device values, by each module's own method."""
-        mine = {id(p) for p in unit.parameters}
-        for name, module in unit.module.named_modules():
+        mine = {id(p) for p in unit.parameters if p.is_meta}
+        for name, module in unit.module.named_modules() if mine else ():
             own = [p for p in module._parameters.values() if p is not None and id(p) in mine]
             if not any(p.is_meta for p in own):
                 continue

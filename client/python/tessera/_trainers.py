@@ -79,7 +79,7 @@ class Trainers:
                 status = process.wait()
                 if status >= 0:
                     output.join(_STOP_SECONDS)
-                if status < 0 or output.is_alive():
+                if status < 0 or status == LOST or output.is_alive():
                     _kill_group(process)  # Its data loaders, say, which have its output open.
                 output.join()
                 if not self._is_to_be_replaced(rank, status, output.last):

@@ -56,6 +56,7 @@ class _Forward:
 
     def __init__(self, windows, unit, handle):
         self.windows, self.unit, self.handle = windows, unit, handle
+        self.in_backward = private.backward_id() != -1
         self.inputs = 0  # That the backward comes to last, ...
         self.left = 0    # ... of which so many are to come.
 
@@ -81,7 +82,7 @@ class Windows:
         self._backward = -1  # The id of the one under way.
         self._trainable: list[dict[int, _Trainable]] = [{} for _ in units]
         self.given: list[set[int]] = [set() for _ in units]  # Parameters whose gradients the job has.
-        self._shows_given = False  # By the markers of these.
+        self._shows_given = False  # Whether parameter.grad has the markers of these.
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []  # When the job was attached.
         self._known: set[int] = set()  # Parameters of the tree then.
         # Of the tree when it was looked at last: where its modules have parameters and modules, and
@@ -108,6 +109,7 @@ class Windows:
                 self._trainable[unit.index][index] = _Trainable(index, parameter)
                 if unit.index == root_unit:
                     # Its backward lasts as long as the model's. Others are given when theirs ends.
+                    self._hooks.append(parameter.register_hook(self._before_gradient))
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(
                         functools.partial(self._on_gradient, unit.index, index)))
         self._known = {id(p) for p in self._root.parameters()}
@@ -175,8 +177,6 @@ class Windows:
             self._abandon_all()
         if self._backward == -1:
             self._before_model_forward()
-            if torch.is_grad_enabled():
-                self._hide_given()
 
     def _hook_inputs(self, forward: _Forward, args, kwargs) -> None:
         seen = set()
@@ -244,6 +244,9 @@ class Windows:
         del gradient
         if not self.driver:
             return
+        if not forward.in_backward and self._backward not in (-1, private.backward_id()):
+            # Those that begin inside of another one run what was computed in it.
+            self.end_failed_backward()
         self.begin_backward()
         if forward.unit != self._node_unit:
             # Its last node may have ended before its last gradients were there.
@@ -307,10 +310,15 @@ class Windows:
             self._reading.clear()
             self._show_given()
 
+    def _before_gradient(self, gradient) -> None:
+        """Where the backward has come to no unit's output yet: before autograd adds to a marker."""
+        del gradient
+        if self.driver:
+            self.begin_backward()
+
     def _on_gradient(self, unit: int, index: int, parameter) -> None:
         if not self.driver:
             return
-        self.begin_backward()
         if parameter.grad is None:
             lib.units_gradient(self.driver, unit, None)
         else:
@@ -365,22 +373,26 @@ class Windows:
 
     def check_given(self) -> None:
         """Errors: FAILED_PRECONDITION  a gradient was set or reset by hand."""
+        self._check_markers()
         for unit, trainables, given in zip(self._units, self._trainable, self.given):
             for index, trainable in trainables.items():
-                gradient = trainable.parameter.grad
-                is_given = index in given
-                if gradient is (trainable.marker if is_given and self._shows_given else None):
-                    continue
-                name = unit.names[index]
-                if is_given:
+                if index not in given and trainable.parameter.grad is not None:
                     raise TesseraError(
-                        f"the gradient of parameter '{name}' was changed by hand after backward, "
-                        "and the job has the old one: drop all by opt.zero_grad(), or those of a "
-                        "unit by its module's zero_grad()", "FAILED_PRECONDITION")
-                raise TesseraError(
-                    f"the gradient of parameter '{name}' is not the job's: it was set by hand, or "
-                    "came by a backward through tensors that its module does not return in a list,"
-                    " tuple, dict or dataclass", "FAILED_PRECONDITION")
+                        f"the gradient of parameter '{unit.names[index]}' is not the job's: it was "
+                        "set by hand after backward, or came by a backward through tensors that its"
+                        " module does not return in a list, tuple, dict or dataclass",
+                        "FAILED_PRECONDITION")
+
+    def _check_markers(self) -> None:
+        if not self._shows_given:
+            return
+        for unit, trainables, given in zip(self._units, self._trainable, self.given):
+            for index in given:
+                if trainables[index].parameter.grad is not trainables[index].marker:
+                    raise TesseraError(
+                        f"the gradient of parameter '{unit.names[index]}' was changed by hand after"
+                        " backward, and the job has the old one: drop all by opt.zero_grad(), or "
+                        "those of a unit by its module's zero_grad()", "FAILED_PRECONDITION")
 
     def _show_given(self) -> None:
         """Has markers stand for the gradients that the job has."""
@@ -393,7 +405,7 @@ class Windows:
         """Makes room for those of a backward, which autograd adds to what is there."""
         if not self._shows_given:
             return
-        self.check_given()
+        self._check_markers()
         for trainables, given in zip(self._trainable, self.given):
             for index in given:
                 trainables[index].parameter.grad = None

@@ -8,16 +8,17 @@ on several, once on each; HOST is node 0, which uses PORT and PORT + 1:
     tessera run --nnodes 8 --node-rank $I --rendezvous HOST:PORT --insecure -n 4 train.py
     srun --ntasks-per-node=1 tessera run --insecure -n 4 train.py
 
-A trainer that a signal killed is started again, and goes on with the step that was undone. So is one
-that exits with status 75, as Python programs do that could not go on where another rank's process
-died. One that exits with another error ends the job, on all nodes. So does a node that is gone. Lines
-of trainers begin with [rank]. Trainers see torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-GROUP_RANK, MASTER_ADDR, MASTER_PORT) and TESSERA_COORDINATOR, TESSERA_WORKER, TESSERA_JOB, over
-several nodes also TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or TESSERA_INSECURE_CONNECT.
+A trainer that a signal killed is started again, and goes on with the step that was undone; so is one
+that exits with status 75, as Python programs do that could not go on where a process of another rank
+died. One that exits with another error ends the job, on all nodes. So does a node that is gone.
+Lines of trainers begin with [rank]. Trainers see torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT) and TESSERA_COORDINATOR, TESSERA_WORKER,
+TESSERA_JOB, over several nodes also TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or
+TESSERA_INSECURE_CONNECT.
 Exit status, the same on all nodes: 0 if all trainers exited with 0; that of the first trainer that
 exited with an error (128 + N: killed by signal N too often); 75 if a node, a launcher or a daemon is
-gone or did not come, so that another try may help; 1 for other errors, 2 for wrong arguments; 130
-after Ctrl-C, or SIGTERM here.
+gone or did not come, or trainers exited with 75 too often, so that another try may help; 1 for other
+errors, 2 for wrong arguments; 130 after Ctrl-C, or SIGTERM here.
 """
 
 from __future__ import annotations

@@ -152,11 +152,7 @@ else:
 import os, pathlib, signal, sys, time, torch, tessera
 folder, place = pathlib.Path(sys.argv[1]), sys.argv[2]
 tessera.init()
-torch.manual_seed(1)
-model = tessera.shard(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)),
-                      units=torch.nn.Linear)
-opt = tessera.AdamW(model, lr=0.1)
-rank = model.tessera.rank
+rank = int(os.environ["RANK"])
 mark = folder / f"rank {rank} has begun"
 is_first = not mark.exists()
 mark.touch()
@@ -164,6 +160,17 @@ mark.touch()
 def die_at(here):
     if here == place and is_first and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+
+class Layer(torch.nn.Linear):
+    def reset_parameters(self):
+        super().reset_parameters()
+        if torch.empty(0).device.type != "meta":
+            die_at("first values")
+
+with torch.device("meta"):
+    model = torch.nn.Sequential(Layer(8, 8), Layer(8, 8))
+torch.manual_seed(1)
+opt = tessera.AdamW(tessera.shard(model, units=Layer), lr=0.1)
 
 def evaluate():
     model.eval()
@@ -204,7 +211,8 @@ while model.tessera.next_step <= 4:
 torch.save(model.state_dict(), folder / f"end.{rank}")
 """)
         ends = {}
-        for place in "nowhere", "evaluation", "save", "state_dict", "forward", "repeated step":
+        for place in ("nowhere", "first values", "evaluation", "save", "state_dict", "forward",
+                      "repeated step"):
             with self.subTest(place=place):
                 folder = self.folder / place
                 folder.mkdir()

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import tempfile
 import time
+import types
 import unittest
 
 import torch
@@ -420,6 +421,43 @@ class TrainingTest(Case):
         self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-3),
                    tessera.SGD(sharded, lr=1e-3), step)
         self.assert_same(plain, sharded)
+
+    def test_outputs_that_are_not_found_in_what_the_model_returns(self):
+        class Hidden(Model):
+            def forward(self, x):
+                return types.SimpleNamespace(out=super().forward(x))
+        plain, sharded = self.pair(Hidden())
+        def step(model):
+            for x in batches(2):
+                model(x).out.sum().backward()
+        self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-3),
+                   tessera.SGD(sharded, lr=1e-3), step)
+        self.assert_same(plain, sharded)
+
+    def test_a_backward_that_follows_a_failed_one_is_whole(self):
+        plain, sharded = self.pair()
+        theirs, ours = torch.optim.SGD(plain.parameters(), lr=1e-2), tessera.SGD(sharded, lr=1e-2)
+        failing, following = batches(2)
+        plain(following).sum().backward()
+        theirs.step()
+        first, second = sharded(failing), sharded(following)
+        def fail(_):
+            raise ValueError("mine")
+        first.grad_fn.register_prehook(fail)
+        with self.assertRaisesRegex(ValueError, "mine"):
+            first.sum().backward()
+        second.sum().backward()
+        ours.step()
+        self.assert_same(plain, sharded)
+
+    def test_a_gradient_that_was_set_by_hand_is_not_ignored(self):
+        _, sharded = self.pair()
+        ours = tessera.SGD(sharded, lr=1e-2)
+        sharded(batches(1)[0]).sum().backward()
+        ours.step()
+        sharded.head.weight.grad = torch.ones_like(sharded.head.weight)
+        with self.assertRaisesRegex(tessera.TesseraError, "'head.weight' is not the job's"):
+            ours.step()
 
     def test_a_unit_that_runs_twice(self):
         class Twice(Model):
