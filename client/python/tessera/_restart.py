@@ -6,40 +6,47 @@ import sys
 
 from .errors import LOST, StepUndone
 
-_installed, _required = False, False
+
+class _Program:
+    """This process's: what of it matters when it ends."""
+
+    def __init__(self):
+        self.has_hook = False
+        self.is_elsewhere = False  # Than other ranks: see tessera_restart_required().
+        self.took_step = False
+        self.continues = False  # It asks where to go on, so that begun again it does no step twice.
+
+    def is_ended_by_a_loss(self, error: BaseException | None) -> bool:
+        """Whether `error` is of one, or was raised while such an error was handled."""
+        while isinstance(error, Exception):
+            if self.is_elsewhere or isinstance(error, StepUndone):
+                return True
+            error = error.__cause__ or error.__context__
+        return False
 
 
-def require() -> None:
-    """The ranks are at different places of their programs: see tessera_restart_required()."""
-    global _required
-    _required = True
-
-
-def _is_of_a_loss(error: BaseException | None) -> bool:
-    """Whether `error` is, or was raised while such a one was handled."""
-    while isinstance(error, Exception):
-        if _required or isinstance(error, StepUndone):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+program = _Program()
 
 
 def exit_for_restart(look) -> None:
-    """Has the program exit with LOST where an error of a loss ends it.
+    """Has the program exit with LOST where a loss ends it, if it can be begun again.
 
-    look: called before; calls require() where that is so.
+    look: called before; sets program.is_elsewhere where that is so.
     """
-    global _installed
-    if _installed:
+    if program.has_hook:
         return
-    _installed, report = True, sys.excepthook
+    program.has_hook, report = True, sys.excepthook
 
     def report_and_exit(kind, error, traceback):
         try:
             report(kind, error, traceback)
         finally:
             look()
-            if _is_of_a_loss(error):
-                raise SystemExit(LOST)  # The interpreter takes a hook's exit as the program's.
+            if program.is_ended_by_a_loss(error):
+                if program.continues or not program.took_step:
+                    raise SystemExit(LOST)  # The interpreter takes a hook's exit as the program's.
+                print("tessera: the program is not to be started again: it would begin at its first "
+                      "step, since it has not asked for model.tessera.next_step, made "
+                      "tessera.Batches or called tessera.load()", file=sys.stderr)
 
     sys.excepthook = report_and_exit

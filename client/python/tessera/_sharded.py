@@ -13,10 +13,10 @@ import zlib
 
 import torch
 
-from . import (_buffers, _cluster, _own_state, _plan, _random, _restart, _tensors,
-               _torch_private as private)
+from . import _buffers, _cluster, _own_state, _plan, _random, _tensors, _torch_private as private
 from ._library import (FILL, BODY, READ, Callbacks, HyperParameters, OpenOptions, StepOptions,
                        StepResult, lib)
+from ._restart import exit_for_restart, program
 from ._windows import Windows
 from .errors import OutsideWindowError, StepUndone, TesseraError
 
@@ -35,7 +35,7 @@ def _detach_all() -> None:
 
 def _note_restart(session) -> None:
     if lib.restart_required(session):
-        _restart.require()
+        program.is_elsewhere = True
 
 
 def _note_restarts() -> None:
@@ -94,7 +94,7 @@ class Sharded:
         """Opens the job, gives it its first values if it has none. Does nothing if attached."""
         if self.attached:
             return
-        _restart.exit_for_restart(_note_restarts)
+        exit_for_restart(_note_restarts)
         self._context = _cluster.context(self._gpu_of_model())
         self._check_name()
         config = dict(self._config)
@@ -335,6 +335,7 @@ class Sharded:
     def next_step(self) -> int:
         """The step to continue with: 1 + the last one that was taken."""
         self._require_attached()
+        program.continues = True
         return lib.next_step(self.session)
 
     def report(self, **values: float) -> None:
@@ -431,6 +432,7 @@ class Sharded:
         try:
             with private.profiler_range("step", "all units"):
                 lib.step(self.session, C.byref(options), C.byref(result))
+            program.took_step = True
             self.note_requested_save()
         except StepUndone:
             self._undone = True

@@ -13,6 +13,7 @@ import torch
 
 from . import _dcp, _own_state, _sharded
 from ._library import CheckpointOptions, lib
+from ._restart import program
 from .errors import TesseraError
 
 
@@ -83,8 +84,10 @@ def load(model, path, *, strict: bool = True, model_only: bool = False) -> dict:
     finally:
         lib.free(description)
         lib.free(own)
-    if state and not model_only:
-        _own_state.take(sharded, state)
+    if not model_only:
+        program.continues = True
+        if state:
+            _own_state.take(sharded, state)
     return loaded
 
 

@@ -10,6 +10,7 @@ import torch
 
 from . import _random, _sharded, _tensors
 from ._library import FILL, READ, Callbacks, Part, StepResult, lib
+from ._restart import program
 from .errors import StepUndone, TesseraError
 
 
@@ -377,6 +378,7 @@ class LocalOptimizer(torch.optim.Optimizer):
                 local.grad = gradient if has else None
             self.inner.step()
             lib.shards_commit(self._shards)
+            program.took_step = True
             self.sharded.note_requested_save()
         except StepUndone:
             self.sharded._undone = True
@@ -423,13 +425,13 @@ def repeatable(model):
         def step(*args, **kwargs):
             sharded = _sharded.of(model)
             sharded.attach()
-            number, random_state = sharded.next_step, _random.capture()
+            number, random_state = lib.next_step(sharded.session), _random.capture()
             while True:
                 try:
                     return function(*args, **kwargs)
                 except StepUndone:
                     sharded.recover()
-                    if sharded.next_step > number:
+                    if lib.next_step(sharded.session) > number:
                         return None  # It was decided before the process died.
                     _random.restore(random_state)
         return step

@@ -225,6 +225,23 @@ torch.save(model.state_dict(), folder / f"end.{rank}")
                     self.assertIn("rank 1 was killed by SIGKILL; it is started again", output)
                     self.assertRegex(output, "rank 0 exited with status 75: .*; it is started again")
 
+    def test_a_program_that_does_not_ask_for_the_next_step_is_not_started_again(self):
+        script = self.script("""
+import os, signal, torch, tessera
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(8, 8))
+opt = tessera.SGD(model, lr=0.1)
+for step in range(3):
+    loss = model(torch.ones(2, 8)).square().mean()
+    if step == 1 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    loss.backward()
+    opt.step()
+""")
+        output = self.finish(run("-n", 2, script, env=self.environment), status=1)
+        self.assertIn("the program is not to be started again", output)
+
     def test_a_program_that_differs_by_itself_is_started_again_once_and_then_ends(self):
         script = self.script("""
 import os, pathlib, signal, sys, torch, tessera

@@ -30,6 +30,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from .. import _cluster
 from .. import checkpoint as files
+from .._library import lib
 from .._sharded import shard, sharded_of
 from ..errors import TesseraError
 from ..optim import JobOptimizer, LocalOptimizer
@@ -225,7 +226,7 @@ class TesseraStrategy(DDPStrategy):
         meta = os.path.join(folder, _META)
         if self.is_global_zero:
             # With the step, so that it is not taken for that of another save, which ended half way.
-            torch.save({**checkpoint, _STEP: self._sharded.next_step - 1}, meta + ".partial")
+            torch.save({**checkpoint, _STEP: lib.next_step(self._sharded.session) - 1}, meta + ".partial")
         files.save(self.lightning_module, os.path.join(folder, _FOLDER))
         if self.is_global_zero:
             os.replace(meta + ".partial", meta)
