@@ -38,15 +38,17 @@ def exit_for_restart(look) -> None:
     program.has_hook, report = True, sys.excepthook
 
     def report_and_exit(kind, error, traceback):
+        look()
+        is_lost = program.is_ended_by_a_loss(error)
+        can_begin_again = program.continues or not program.took_step
         try:
-            report(kind, error, traceback)
-        finally:
-            look()
-            if program.is_ended_by_a_loss(error):
-                if program.continues or not program.took_step:
-                    raise SystemExit(LOST)  # The interpreter takes a hook's exit as the program's.
+            if is_lost and not can_begin_again:  # Before the error, which launchers quote.
                 print("tessera: the program is not to be started again: it would begin at its first "
                       "step, since it has not asked for model.tessera.next_step, made "
                       "tessera.Batches or called tessera.load()", file=sys.stderr)
+            report(kind, error, traceback)
+        finally:
+            if is_lost and can_begin_again:
+                raise SystemExit(LOST)  # The interpreter takes a hook's exit as the program's.
 
     sys.excepthook = report_and_exit
