@@ -391,6 +391,19 @@ TEST_F(CoordinatorTest, DifferentHashesAreAMismatch) {
   EXPECT_FALSE(std::get<OrderMismatch>(effects_.commands[0].command).restart);
 }
 
+TEST_F(CoordinatorTest, RankIsShownWhereItWasUntilItIsInTheNextEpoch) {
+  StartTwoRanks();
+  const auto report = [&](int64_t epoch, int64_t step) {
+    JobProgress progress{kJob, generation_, Epoch(epoch), {}};
+    progress.ranks[0].step = Step(step);
+    return Run([&](Effects* e) { return core_.Heartbeat(Life("a"), {progress}, now_, e); });
+  };
+  ASSERT_OK(report(1, 3));
+  ASSERT_OK(Fail(Life("b"), 1, 1));
+  ASSERT_OK(report(2, 0));
+  EXPECT_EQ(Job().ranks.at(0).step, Step(3));
+}
+
 TEST_F(CoordinatorTest, OrdersThatDifferAfterALossRequireARestartOnceAtAStep) {
   StartTwoRanks();
   const auto begin_epoch = [&] {

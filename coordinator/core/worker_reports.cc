@@ -96,7 +96,15 @@ absl::Status WorkerReports::Heartbeat(const Sender& sender, const std::vector<Jo
       // The report is of another epoch, and so are its other ranks.
       if (job == nullptr) break;
       EpochRuntime& runtime = state_->Runtime(progress.job, *job);
-      runtime.ranks[rank] = runtime.last_seen[rank] = status;
+      runtime.ranks[rank] = status;
+      RankStatus& seen = runtime.last_seen[rank];
+      const RankStatus before = std::exchange(seen, status);
+      // Until its executor is in the epoch, a rank tells of no place. It is where it was.
+      if (status.step == Step(0)) {
+        seen.step = before.step;
+        seen.pass = before.pass;
+        seen.sequence = before.sequence;
+      }
       if (job->status.state != JobState::kRunning) continue;
       const OrderPosition place = {status.step, status.sequence, status.pass};
       runtime.hangs.Heard(Rank(rank), place);
