@@ -12,6 +12,11 @@ namespace {
 
 constexpr size_t kMostNamed = 8;
 
+bool HasTrainer(const v1::Job& job, int rank) {
+  const auto found = job.ranks().find(rank);
+  return found != job.ranks().end() && found->second.attached();
+}
+
 // An operation that waits for others counts as not started.
 std::tuple<int64_t, int64_t, int64_t, bool> PlaceOf(const v1::RankStatus& status) {
   return {status.step(), status.pass(), status.sequence(), status.doing() != "idle"};
@@ -43,7 +48,7 @@ std::string MissingRanks(const v1::Job& job, int rank) {
         found == job.ranks().end()
             ? ""
             : absl::StrCat("at step ", found->second.step(), " (", found->second.doing(), ")");
-    if (found == job.ranks().end() || !found->second.attached()) {
+    if (!HasTrainer(job, r)) {
       without_trainer.push_back(
           absl::StrCat("rank ", r, " has no trainer", last.empty() ? "" : ", and was last ", last));
     } else if (own != job.ranks().end() && PlaceOf(found->second) < PlaceOf(own->second)) {
@@ -52,6 +57,13 @@ std::string MissingRanks(const v1::Job& job, int rank) {
   }
   // A missing trainer explains those that are behind it.
   return Joined(without_trainer.empty() ? behind : without_trainer);
+}
+
+bool AllHaveTrainers(const v1::Job& job) {
+  for (int rank = 0; rank < job.config().world_size(); ++rank) {
+    if (!HasTrainer(job, rank)) return false;
+  }
+  return job.state() == v1::JOB_STATE_RUNNING;
 }
 
 }  // namespace tessera

@@ -13,6 +13,9 @@ namespace tessera {
 // run: why. Empty if no rank is known to be missing.
 std::string MissingRanks(const v1::Job& job, int rank);
 
+// Whether the job runs, and with a trainer at each rank.
+bool AllHaveTrainers(const v1::Job& job);
+
 }  // namespace tessera
 
 #endif  // TESSERA_CLIENT_SESSION_MISSING_RANKS_H_

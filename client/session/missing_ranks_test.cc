@@ -50,6 +50,18 @@ TEST(MissingRanksTest, JobThatDoesNotRunSaysWhy) {
   EXPECT_EQ(MissingRanks(job, 0), "the job is WAITING: for 2 devices");
 }
 
+TEST(MissingRanksTest, AllHaveTrainersWhereEachRankOfARunningJobHasOne) {
+  v1::Job job = RunningJob(2);
+  EXPECT_TRUE(AllHaveTrainers(job));
+  job.set_state(v1::JOB_STATE_STARTING);
+  EXPECT_FALSE(AllHaveTrainers(job));
+  job.set_state(v1::JOB_STATE_RUNNING);
+  (*job.mutable_ranks())[1].set_attached(false);
+  EXPECT_FALSE(AllHaveTrainers(job));
+  job.mutable_ranks()->erase(1);
+  EXPECT_FALSE(AllHaveTrainers(job)) << "of a rank that nobody has heard of";
+}
+
 TEST(MissingRanksTest, ManyAreCounted) {
   v1::Job job = RunningJob(100);
   for (int rank = 1; rank < 100; ++rank) (*job.mutable_ranks())[rank].set_attached(false);

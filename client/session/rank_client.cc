@@ -36,6 +36,9 @@ constexpr absl::Duration kLongestRebuild = absl::Hours(1);
 // Between two attempts to attach to the next daemon.
 constexpr absl::Duration kAttachPause = absl::Milliseconds(50);
 
+// Between two looks whether all ranks have trainers.
+constexpr absl::Duration kLookForTrainers = absl::Milliseconds(100);
+
 // How long the coordinator may take to say which ranks a trainer waits for.
 constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
 
@@ -64,6 +67,8 @@ bool MakesVersion(OpKind kind) {
          kind == OpKind::kFinishWrite || kind == OpKind::kFinishTrainersStep ||
          kind == OpKind::kLoad;
 }
+
+bool EndsStep(OpKind kind) { return kind == OpKind::kStep || kind == OpKind::kFinishTrainersStep; }
 
 // The same for all descriptors of one memory file; no other file has it while this one exists.
 absl::StatusOr<uint64_t> IdOfFile(int fd) {
@@ -150,6 +155,12 @@ absl::StatusOr<AttachedRank> RankClient::Attach(int64_t former, bool wait_if_att
   return rank;
 }
 
+absl::Status RankClient::CheckLease(absl::FunctionRef<std::string()> what) {
+  // Readable without a message that anybody awaits: the worker closed it.
+  pollfd lease = {lease_.get(), POLLIN, 0};
+  return poll(&lease, 1, 0) > 0 ? WorkerIsGone(what) : absl::OkStatus();
+}
+
 absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
   const auto gone = [&](absl::string_view why) {
     return absl::UnavailableError(
@@ -206,6 +217,7 @@ absl::Status RankClient::HostExecutor(absl::Time deadline) {
 
 void RankClient::BeginEpoch() {
   results_ = 0;
+  num_submitted_ = 0;
   on_epoch_();
 }
 
@@ -227,7 +239,9 @@ absl::Status RankClient::JoinEpoch(absl::FunctionRef<absl::Status()> take_over) 
   RETURN_IF_ERROR(consumed);
   // Counts of results go on in the epoch. Those of the earlier trainer are not this one's.
   results_ = page()->result.count.load();
-  return take_over();
+  RETURN_IF_ERROR(take_over());
+  num_submitted_ = 0;  // What this took is the earlier trainer's.
+  return absl::OkStatus();
 }
 
 absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {
@@ -362,6 +376,7 @@ absl::Status RankClient::Submit(Op op) {
   agreed_error_ = false;
   // Last, because from here on the executor reads the entry.
   Publish(&control->submitted, number + 1);
+  ++num_submitted_;
   return absl::OkStatus();
 }
 
@@ -401,6 +416,7 @@ absl::Status RankClient::AwaitResult(OpKind kind) {
   RETURN_IF_ERROR(Await([kind] { return OpName(kind); },
                         [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
   results_ = wanted;
+  if (EndsStep(kind)) num_submitted_ = 0;
   // Every rank gets this error, so the epoch need not end for it.
   agreed_error_ = result.status_code != 0;
   if (buffer_hooks_ != nullptr && buffer_hooks_->take != nullptr && MakesVersion(kind))
@@ -423,9 +439,7 @@ absl::Status RankClient::Await(absl::FunctionRef<std::string()> what,
     absl::Status status =
         AwaitEvent(page(), epoch_, std::min(deadline, SteadyNow() + absl::Seconds(1)), what, done);
     if (!absl::IsDeadlineExceeded(status)) return status;
-    // Readable without a message that anybody awaits: the worker closed it.
-    pollfd lease = {lease_.get(), POLLIN, 0};
-    if (poll(&lease, 1, 0) > 0) RETURN_IF_ERROR(WorkerIsGone(what));
+    RETURN_IF_ERROR(CheckLease(what));
     if (SteadyNow() >= deadline) return NameMissing(status);
   }
 }
@@ -469,6 +483,25 @@ absl::Status RankClient::Recover() {
   return JoinNextEpoch();
 }
 
+absl::Status RankClient::AwaitTrainers() {
+  if (!wants_executor() || has_met_trainers_) return absl::OkStatus();
+  const absl::Time deadline = std::min(SteadyNow() + options_.operation_timeout, wait_limit_);
+  while (true) {
+    const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
+    if (EpochIsOver()) return absl::OkStatus();  // The operation says why.
+    const auto job = GetJob(Coordinator(), options_.job_id, SteadyNow() + kMissingTimeout);
+    if (job.ok() && job->epoch() == epoch_ && AllHaveTrainers(*job)) break;
+    RETURN_IF_ERROR(CheckLease([] { return std::string("the trainers of all ranks"); }));
+    if (SteadyNow() >= deadline) {
+      return NameMissing(absl::DeadlineExceededError(absl::StrCat(
+          "waited too long for the trainers of all ranks of job '", options_.job_id, "'")));
+    }
+    WaitForChange(&page()->events, seen, SteadyNow() + kLookForTrainers);
+  }
+  has_met_trainers_ = true;
+  return absl::OkStatus();
+}
+
 absl::Status RankClient::JoinNextEpoch() {
   const absl::Time now = SteadyNow();
   // Every epoch may fail because the same rank is missing.
@@ -507,11 +540,7 @@ absl::Status RankClient::WhyTheJobEnded() const {
 }
 
 absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
-  const auto check_lease = [this]() -> absl::Status {
-    pollfd lease = {lease_.get(), POLLIN, 0};
-    if (poll(&lease, 1, 0) <= 0) return absl::OkStatus();
-    return WorkerIsGone([] { return std::string("a new epoch"); });
-  };
+  const auto check_lease = [this] { return CheckLease([] { return std::string("a new epoch"); }); };
   // For ranks that are rebuilt from others, whose memory may be large.
   const absl::Time longest = std::min(SteadyNow() + kLongestRebuild, wait_limit_);
   bool asked_in_vain = false;

@@ -91,6 +91,8 @@ class RankClient {
   absl::Status ResultStatus() const;
   // Both, of an operation that has a result.
   absl::Status Finish(Op op);
+  // How many this trainer has submitted in this epoch and since the last step.
+  int num_submitted() const { return num_submitted_; }
   // Whether the last operation's result is an error that all ranks got.
   bool agreed_error() const { return agreed_error_; }
   void set_agreed_error(bool agreed) { agreed_error_ = agreed; }
@@ -100,6 +102,9 @@ class RankClient {
   bool restart_required() const;  // As Session has it.
   absl::Status Fail(const absl::Status& cause);
   absl::Status Recover();
+  // If this trainer hosts its executor: until each rank has a trainer, or the epoch ends. Others may
+  // host too, and end it as they attach. Once in a session. Errors: those of all operations.
+  absl::Status AwaitTrainers();
   // An error of this rank's part of something collective. If the other ranks do not have it, it
   // ends the epoch, so that they get it and do not wait. Returns it, but never as Aborted then.
   absl::Status Tell(const absl::Status& own);
@@ -116,6 +121,8 @@ class RankClient {
   absl::StatusOr<AttachedRank> Attach(int64_t former, bool wait_if_attached,
                                       absl::Time deadline) const;
   void KeepLease(UniqueFd lease);
+  // Errors: as WorkerIsGone.
+  absl::Status CheckLease(absl::FunctionRef<std::string()> what);
   // The lease has ended. OK: the next daemon of the worker has the same memory, and gave another.
   // Errors: Unavailable  why not
   absl::Status WorkerIsGone(absl::FunctionRef<std::string()> what);
@@ -148,8 +155,10 @@ class RankClient {
   UniqueFd executor_socket_;                  // For the one that Begin starts.
   std::unique_ptr<HostedExecutor> executor_;  // Null: the worker runs it.
   bool needs_own_executor_ = false;           // The worker cannot run it.
+  bool has_met_trainers_ = false;             // Of all ranks; as AwaitTrainers.
   int64_t generation_ = 0;
-  uint32_t epoch_ = 0, results_ = 0;                // Results seen in this epoch.
+  uint32_t epoch_ = 0, results_ = 0;  // Results seen in this epoch.
+  int num_submitted_ = 0;
   absl::Time wait_limit_ = absl::InfiniteFuture();  // Of each wait.
   // Since when epochs have failed without anything that was completed.
   struct Stalled {

@@ -120,7 +120,20 @@ absl::Status Session::Initialize(const Filler& fill) {
 }
 
 absl::Status Session::Unshard(int unit, Precision precision) {
-  return state_->windows.Open(unit, precision);
+  RankClient& client = state_->client;
+  RETURN_IF_ERROR(client.CheckUnit(unit));
+  const bool is_opening = !unsharded(unit) && !closed(unit);
+  if (is_opening) precision = this->precision(unit);
+  const bool undoes_nothing = !within_step() && client.num_submitted() == (is_opening ? 1 : 0);
+  const int64_t step = next_step();
+  while (true) {
+    RETURN_IF_ERROR(client.AwaitTrainers());
+    const absl::Status opened = state_->windows.Open(unit, precision);
+    if (!undoes_nothing || !absl::IsAborted(opened)) return opened;
+    // In the next epoch it is where it was, and where a trainer begins that took another's place.
+    RETURN_IF_ERROR(client.Recover());
+    if (next_step() != step) return opened;
+  }
 }
 
 absl::Status Session::UnshardAsync(int unit, Precision precision) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -163,6 +164,81 @@ TEST_P(HostedExecutorTest, DetachingDisturbsNobodyAndTheNextTrainerGoesOn) {
   EXPECT_EQ(Values(&team), Undisturbed(kWorldSize, kSteps));
 }
 
+// Each of them ends the epoch when it attaches.
+TEST_P(HostedExecutorTest, TrainersThatAttachLaterUndoNoStepOfThoseBeforeThem) {
+  constexpr int kWorldSize = 3;
+  {
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(kWorldSize, 7, "toy"));
+    ASSERT_OK(team.TrainTo(2));
+  }
+  std::vector<std::unique_ptr<Session>> sessions(kWorldSize);
+  std::vector<absl::Status> stepped(kWorldSize);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kWorldSize; ++rank) {
+    ASSERT_OK_AND_ASSIGN(sessions[rank], Session::Open(OptionsOf(rank, kWorldSize, 7, "toy")));
+    // Not by RunStep, which would do it again.
+    threads.emplace_back([&, rank] { stepped[rank] = ToyStep(sessions[rank].get(), 3); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < kWorldSize; ++rank) EXPECT_OK(stepped[rank]) << rank;
+  sessions.clear();
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(kWorldSize, 0, "toy"));
+  EXPECT_EQ(Values(&team), Undisturbed(kWorldSize, 3));
+}
+
+TEST_P(HostedExecutorTest, TrainerWhosePeersDoNotComeSaysWhichWhenItsTimeIsOver) {
+  SessionOptions options = OptionsOf(0, /*world_size=*/2, 3, "toy");
+  options.operation_timeout = absl::Seconds(1);
+  ASSERT_OK_AND_ASSIGN(const auto session, Session::Open(options));
+  EXPECT_THAT(session->Unshard(0), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                            AllOf(HasSubstr("trainers of all ranks"),
+                                                  HasSubstr("rank 1 has no trainer"))));
+}
+
+TEST_P(HostedExecutorTest, FirstOperationOfAStepIsDoneInTheNextEpochAndALaterOneIsUndone) {
+  constexpr int kWorldSize = 2;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(kWorldSize, 3, "toy"));
+  ASSERT_OK(team.TrainTo(2));
+  ASSERT_OK(team.session(0)->Unshard(0));
+  team.Close(1);
+  ASSERT_OK(team.Reopen(OptionsOf(1, kWorldSize, 3, "toy")));
+  const absl::Status later = team.session(0)->Unshard(1);
+  EXPECT_TRUE(absl::IsAborted(later)) << later;
+  ASSERT_OK(team.session(0)->Recover());
+  team.Close(1);
+  ASSERT_OK(team.Reopen(OptionsOf(1, kWorldSize, 3, "toy")));
+  EXPECT_OK(team.RunAll([](Session* session) { return session->Unshard(0); }));
+  EXPECT_OK(team.RunAll([](Session* session) { return session->Reshard(0); }));
+  ASSERT_OK(team.TrainTo(kSteps));
+  EXPECT_EQ(Values(&team), Undisturbed(kWorldSize, kSteps));
+}
+
+TEST_P(HostedExecutorTest, RanksThatDifferAfterALossAreToldToBeginAgainAndDoNotRecover) {
+  constexpr int kWorldSize = 2;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(kWorldSize, 3, "toy"));
+  ASSERT_OK(team.TrainTo(2));
+  team.Close(1);
+  ASSERT_OK(team.Reopen(OptionsOf(1, kWorldSize, 3, "toy")));
+  const std::vector<absl::Status> statuses = team.Run([](Session* session) -> absl::Status {
+    RETURN_IF_ERROR(session->Unshard(session->rank()));
+    RETURN_IF_ERROR(session->Reshard(session->rank()));
+    return session->Step().status();
+  });
+  for (int rank = 0; rank < kWorldSize; ++rank) {
+    const auto differs =
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("execution orders differ"));
+    EXPECT_THAT(statuses[rank], differs) << rank;
+    EXPECT_TRUE(team.session(rank)->restart_required()) << rank;
+    EXPECT_THAT(team.session(rank)->Recover(), differs) << rank;
+  }
+  for (int rank = 0; rank < kWorldSize; ++rank) team.Close(rank);
+  ASSERT_OK_AND_ASSIGN(team, Open(kWorldSize, 3, "toy"));
+  for (int rank = 0; rank < kWorldSize; ++rank)
+    EXPECT_FALSE(team.session(rank)->restart_required()) << rank;
+  ASSERT_OK(team.TrainTo(kSteps));
+  EXPECT_EQ(Values(&team), Undisturbed(kWorldSize, kSteps));
+}
+
 // Reductions of the step are under way, which nobody will complete.
 TEST_P(HostedExecutorTest, DetachingInTheMiddleOfAStepUndoesItAndTheNextTrainerGoesOn) {
   constexpr int kWorldSize = 2;
@@ -226,6 +302,11 @@ TEST_P(HostedExecutorTest, ErrorOfAnOperationEndsTheEpochOnAllRanksWithItsCause)
   constexpr int kWorldSize = 2;
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(kWorldSize, 3, "toy"));
   ASSERT_OK(team.TrainTo(2));
+  // A rank that has done nothing of the step would wait for the others in the next epoch.
+  ASSERT_OK(team.RunAll([](Session* session) -> absl::Status {
+    RETURN_IF_ERROR(session->Unshard(0));
+    return session->Reshard(0);
+  }));
   Fault fault;
   fault.at_hit = 3;
   fault.status = absl::InternalError("a cosmic ray");

@@ -11,8 +11,9 @@
 //
 // When any rank fails, every pending and later call returns Aborted with the cause: the step was
 // undone everywhere. Recover() waits for the next epoch; then the trainer does step next_step()
-// again. RunStep() does this by itself. An error of the trainer's own code, told by Fail() or
-// returned by RunStep()'s body, is every rank's error, with its code, its cause and the rank.
+// again. RunStep() does this by itself; so does the first Unshard of a step, before which nothing
+// was done. An error of the trainer's own code, told by Fail() or returned by RunStep()'s body, is
+// every rank's error, with its code, its cause and the rank.
 //
 // Thread-compatible: one thread at a time. Destroying it detaches. Source: torch/distributed/fsdp.
 #ifndef TESSERA_SESSION_H_

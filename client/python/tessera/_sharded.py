@@ -21,6 +21,7 @@ from ._windows import Windows
 from .errors import OutsideWindowError, StepUndone, TesseraError
 
 _attached: "weakref.WeakSet[Sharded]" = weakref.WeakSet()
+_CHECKSUM = struct.Struct("<?I")  # Whether a parameter has values, and their sum.
 _names: set[tuple] = set()  # Coordinators and jobs that models of this process were attached to.
 
 
@@ -233,22 +234,27 @@ class Sharded:
         self.saves_in_background = True
         return True
 
-    def _check_alike(self) -> None:
+    def _checksums(self) -> bytes:
+        if self._context.world_size == 1:
+            return b""
+        return b"".join(
+            _CHECKSUM.pack(False, 0) if p.is_meta
+            else _CHECKSUM.pack(True, zlib.crc32(_tensors.to_bytes(p)))
+            for unit in self.units for p in unit.parameters)
+
+    def _check_alike(self, own: bytes) -> None:
         """Each rank's slice of the values counts: they must be slices of the same ones.
 
-        Errors: FAILED_PRECONDITION, on all ranks, naming a parameter that differs. Those that are on
-        the meta device on all ranks are made later, and are not compared.
+        own: this rank's checksums. Errors: FAILED_PRECONDITION, on all ranks, naming a parameter
+        that differs. Those that are on the meta device on all ranks are made later, and are not
+        compared.
         """
-        if self._context.world_size == 1:
+        if not own:
             return
-        one = struct.Struct("<?I")  # Whether it has values, and their sum.
         names = [name for unit in self.units for name in unit.names]
-        own = b"".join(
-            one.pack(False, 0) if p.is_meta else one.pack(True, zlib.crc32(_tensors.to_bytes(p)))
-            for unit in self.units for p in unit.parameters)
         gathered = C.create_string_buffer(len(own) * self._context.world_size)
         lib.all_gather(self.session, own, len(own), gathered)
-        first, *others = (list(one.iter_unpack(gathered.raw[at:at + len(own)]))
+        first, *others = (list(_CHECKSUM.iter_unpack(gathered.raw[at:at + len(own)]))
                           for at in range(0, len(gathered.raw), len(own)))
         for rank, theirs in enumerate(others, start=1):
             for name, mine, of_rank in zip(names, first, theirs):
@@ -265,7 +271,15 @@ class Sharded:
                     "model is made", "FAILED_PRECONDITION")
 
     def _initialize(self) -> None:
-        self._check_alike()
+        own = self._checksums()  # Once: what is on the meta device gets values on the way.
+
+        def initialize():
+            self._check_alike(own)
+            self._give_values()
+
+        self.between_steps(initialize, has_result=False)
+
+    def _give_values(self) -> None:
         callbacks, materialised = Callbacks(), set()
 
         def fill(_, unit, parameter, values, elements):

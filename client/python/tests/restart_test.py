@@ -223,7 +223,39 @@ torch.save(model.state_dict(), folder / f"end.{rank}")
                         self.assertTrue(torch.equal(end[name], value), name)
                 if place != "nowhere":
                     self.assertIn("rank 1 was killed by SIGKILL; it is started again", output)
+                if place == "first values":  # The other one gives them again.
+                    self.assertNotIn("rank 0 exited", output)
+                elif place != "nowhere":
                     self.assertRegex(output, "rank 0 exited with status 75: .*; it is started again")
+
+    def test_trainers_that_host_their_executors_undo_no_step_of_each_other_as_they_begin(self):
+        script = self.script("""
+import os, pathlib, signal, sys, torch, tessera
+folder, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+dies = folder / "rank 1 has died"
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(8, 8), executor_in_process=True)
+opt = tessera.AdamW(model, lr=0.1)
+while model.tessera.next_step <= 4:
+    step = model.tessera.next_step
+    torch.manual_seed(10 * step + rank)
+    if step == 3 and rank == 1 and sys.argv[2] == "kill" and not dies.exists():
+        dies.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    model(torch.randn(2, 8)).square().mean().backward()
+    opt.step()
+torch.save(model.state_dict(), folder / f"end.{rank}")
+""")
+        ends = []
+        for what, most_starts in ("train", 0), ("kill", 3):
+            with self.subTest(what):
+                folder = self.folder / what
+                folder.mkdir()
+                output = self.finish(run("-n", 3, script, folder, what, env=self.environment))
+                self.assertLessEqual(output.count("it is started again"), most_starts, output)
+                ends.append(torch.load(folder / "end.0"))
+        self.assertTrue(torch.equal(ends[0]["weight"], ends[1]["weight"]))
 
     def test_a_program_that_does_not_ask_for_the_next_step_is_not_started_again(self):
         script = self.script("""
