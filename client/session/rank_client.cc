@@ -36,8 +36,10 @@ constexpr absl::Duration kLongestRebuild = absl::Hours(1);
 // Between two attempts to attach to the next daemon.
 constexpr absl::Duration kAttachPause = absl::Milliseconds(50);
 
-// Between two looks whether all ranks have trainers.
+// Between two looks whether all ranks have trainers: the longer of the two. All ranks together look
+// at most 200 times a second, since an answer has a line for each rank.
 constexpr absl::Duration kLookForTrainers = absl::Milliseconds(100);
+constexpr absl::Duration kLookPerRank = absl::Milliseconds(5);
 
 // How long the coordinator may take to say which ranks a trainer waits for.
 constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
@@ -486,6 +488,7 @@ absl::Status RankClient::Recover() {
 absl::Status RankClient::AwaitTrainers() {
   if (!wants_executor() || has_met_trainers_) return absl::OkStatus();
   const absl::Time deadline = std::min(SteadyNow() + options_.operation_timeout, wait_limit_);
+  const absl::Duration look = std::max(kLookForTrainers, kLookPerRank * options_.config.world_size);
   while (true) {
     const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
     if (EpochIsOver()) return absl::OkStatus();  // The operation says why.
@@ -496,7 +499,7 @@ absl::Status RankClient::AwaitTrainers() {
       return NameMissing(absl::DeadlineExceededError(absl::StrCat(
           "waited too long for the trainers of all ranks of job '", options_.job_id, "'")));
     }
-    WaitForChange(&page()->events, seen, SteadyNow() + kLookForTrainers);
+    WaitForChange(&page()->events, seen, std::min(deadline, SteadyNow() + look));
   }
   has_met_trainers_ = true;
   return absl::OkStatus();
