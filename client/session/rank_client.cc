@@ -36,9 +36,9 @@ constexpr absl::Duration kLongestRebuild = absl::Hours(1);
 // Between two attempts to attach to the next daemon.
 constexpr absl::Duration kAttachPause = absl::Milliseconds(50);
 
-// Between two looks whether all ranks have trainers: the longer of the two. All ranks together look
-// at most 200 times a second, since an answer has a line for each rank.
-constexpr absl::Duration kLookForTrainers = absl::Milliseconds(100);
+// Between two looks whether all ranks have trainers. With many ranks the second one counts: an answer
+// has a line for each rank, and each rank looks.
+constexpr absl::Duration kLook = absl::Milliseconds(100);
 constexpr absl::Duration kLookPerRank = absl::Milliseconds(5);
 
 // How long the coordinator may take to say which ranks a trainer waits for.
@@ -71,6 +71,11 @@ bool MakesVersion(OpKind kind) {
 }
 
 bool EndsStep(OpKind kind) { return kind == OpKind::kStep || kind == OpKind::kFinishTrainersStep; }
+
+// What a trainer does by itself as it attaches. Other ranks do not come to it.
+bool IsOfAttaching(OpKind kind) {
+  return kind == OpKind::kRestoreBuffers || kind == OpKind::kReadShard;
+}
 
 // The same for all descriptors of one memory file; no other file has it while this one exists.
 absl::StatusOr<uint64_t> IdOfFile(int fd) {
@@ -378,7 +383,7 @@ absl::Status RankClient::Submit(Op op) {
   agreed_error_ = false;
   // Last, because from here on the executor reads the entry.
   Publish(&control->submitted, number + 1);
-  ++num_submitted_;
+  if (!IsOfAttaching(op.kind)) ++num_submitted_;
   return absl::OkStatus();
 }
 
@@ -486,9 +491,10 @@ absl::Status RankClient::Recover() {
 }
 
 absl::Status RankClient::AwaitTrainers() {
-  if (!wants_executor() || has_met_trainers_) return absl::OkStatus();
+  if (!wants_executor() || has_met_trainers_ || options_.config.world_size == 1)
+    return absl::OkStatus();
   const absl::Time deadline = std::min(SteadyNow() + options_.operation_timeout, wait_limit_);
-  const absl::Duration look = std::max(kLookForTrainers, kLookPerRank * options_.config.world_size);
+  const absl::Duration look = std::max(kLook, kLookPerRank * options_.config.world_size);
   while (true) {
     const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
     if (EpochIsOver()) return absl::OkStatus();  // The operation says why.

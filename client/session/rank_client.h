@@ -91,7 +91,8 @@ class RankClient {
   absl::Status ResultStatus() const;
   // Both, of an operation that has a result.
   absl::Status Finish(Op op);
-  // How many this trainer has submitted in this epoch and since the last step.
+  // How many this trainer has submitted since the last step or, if that is later, the epoch's begin;
+  // without what it does by itself as it attaches.
   int num_submitted() const { return num_submitted_; }
   // Whether the last operation's result is an error that all ranks got.
   bool agreed_error() const { return agreed_error_; }
@@ -102,8 +103,9 @@ class RankClient {
   bool restart_required() const;  // As Session has it.
   absl::Status Fail(const absl::Status& cause);
   absl::Status Recover();
-  // If this trainer hosts its executor: until each rank has a trainer, or the epoch ends. Others may
-  // host too, and end it as they attach. Once in a session. Errors: those of all operations.
+  // If this trainer hosts its executor, waits until each rank has a trainer: others that host theirs
+  // end the epoch when they attach. Returns if the epoch ends meanwhile. Waits once in a session.
+  // Errors: those of all operations.
   absl::Status AwaitTrainers();
   // An error of this rank's part of something collective. If the other ranks do not have it, it
   // ends the epoch, so that they get it and do not wait. Returns it, but never as Aborted then.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
@@ -133,6 +134,9 @@ absl::Status Session::Unshard(int unit, Precision precision) {
     // In the next epoch it is where it was, and where a trainer begins that took another's place.
     RETURN_IF_ERROR(client.Recover());
     if (next_step() != step) return opened;
+    TESSERA_LOG(INFO, "job '{}', rank {}: opens the first unit of step {} again in epoch {}: {}",
+                client.options().job_id, rank(), step, client.epoch(),
+                std::string(opened.message()));
   }
 }
 

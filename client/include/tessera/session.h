@@ -11,9 +11,10 @@
 //
 // When any rank fails, every pending and later call returns Aborted with the cause: the step was
 // undone everywhere. Recover() waits for the next epoch; then the trainer does step next_step()
-// again. RunStep() does this by itself; so does the first Unshard of a step, before which nothing
-// was done. An error of the trainer's own code, told by Fail() or returned by RunStep()'s body, is
-// every rank's error, with its code, its cause and the rank.
+// again. RunStep() does this by itself. Where an Unshard is the first operation of a step, there is
+// nothing to undo: it recovers by itself and goes on. An error of the trainer's own code, told by
+// Fail() or returned by RunStep()'s body, is every rank's error, with its code, its cause and the
+// rank.
 //
 // Thread-compatible: one thread at a time. Destroying it detaches. Source: torch/distributed/fsdp.
 #ifndef TESSERA_SESSION_H_
@@ -74,7 +75,7 @@ class Session {
   // --- Parameters ---
   // Collective: all ranks ask for the same units in the same order and precision.
   // Errors of all: FailedPrecondition  naming the unit: it is already (not) unsharded, or another
-  // one has its slot of the GPU (see parameter_plan.h); Aborted.
+  // one has its slot of the GPU (see parameter_plan.h); Aborted; of Unshard also those of Recover.
   absl::Status Unshard(int unit, Precision precision = Precision::kCompute);
   // Starts it; Unshard() then waits, in this precision.
   absl::Status UnshardAsync(int unit, Precision precision = Precision::kCompute);
