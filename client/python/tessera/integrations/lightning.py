@@ -226,7 +226,8 @@ class TesseraStrategy(DDPStrategy):
         meta = os.path.join(folder, _META)
         if self.is_global_zero:
             # With the step, so that it is not taken for that of another save, which ended half way.
-            torch.save({**checkpoint, _STEP: lib.next_step(self._sharded.session) - 1}, meta + ".partial")
+            step = lib.next_step(self._sharded.session) - 1
+            torch.save({**checkpoint, _STEP: step}, meta + ".partial")
         files.save(self.lightning_module, os.path.join(folder, _FOLDER))
         if self.is_global_zero:
             os.replace(meta + ".partial", meta)
