@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
@@ -83,14 +84,19 @@ TEST_F(UnixSocketTest, AnotherUserFindsNoSocketOrOneThatTakesHim) {
     // Of this thread alone: glibc's setresuid would change all of them.
     ASSERT_EQ(syscall(SYS_setresuid, -1, kOtherUser, -1), 0);
     ASSERT_OK_AND_ASSIGN(const sockaddr_un address, UnixSocketAddress(path()));
-    while (!done) {
+    // The last connect begins after `done`, with a listener there.
+    for (bool last = false; !last;) {
+      last = done;
       const UniqueFd connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       errors.insert(ConnectUnixSocket(connection.get(), address));
     }
   });
-  for (int i = 0; i < 2000; ++i) {
-    ASSERT_OK_AND_ASSIGN(const UniqueFd listener, ListenUnixSocket(path(), SOCK_STREAM, 0666));
-    unlink(path().c_str());  // Before it closes: from then on it refuses, and rightly.
+  // All stay open: a client that found the file before it was unlinked still finds a listener.
+  std::vector<UniqueFd> listeners;
+  for (int i = 0; i < 500; ++i) {
+    if (i > 0) unlink(path().c_str());
+    ASSERT_OK_AND_ASSIGN(UniqueFd listener, ListenUnixSocket(path(), SOCK_STREAM, 0666));
+    listeners.push_back(std::move(listener));
   }
   done = true;
   client.join();
