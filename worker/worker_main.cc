@@ -71,6 +71,10 @@ void AddServerFlags(CLI::App* app, WorkerServer::Options* options) {
   app->add_option("--devices", options->num_devices, "ranks that this node can hold")
       ->default_val(1)
       ->check(WholeNumber(1, kMaxDevices));
+  app->add_option("--max-ranks-of-job", options->max_ranks_of_job,
+                  "how many of these one job can have; 0: all")
+      ->capture_default_str()
+      ->check(WholeNumber(0, kMaxDevices));
   app->add_option(
       "--data-host", options->data_host,
       "IP address at which ranks of other workers reach this worker's; without it, no job "

@@ -32,7 +32,7 @@ extern "C" {
 #define TESSERA_API __attribute__((visibility("default")))
 
 /* Raised by each change after which an older caller would misunderstand the library. */
-#define TESSERA_ABI_VERSION 2
+#define TESSERA_ABI_VERSION 3
 
 /* gRPC's codes, by number. */
 typedef enum tessera_code {
@@ -252,7 +252,8 @@ TESSERA_API int tessera_clip_grad_norm(tessera_session* session, double max_norm
                                        const tessera_step_options* options, double* norm);
 /* Waits for the next epoch after ABORTED. */
 TESSERA_API int tessera_recover(tessera_session* session);
-/* Gives this error to every rank; they return it. */
+/* Gives this error to every rank; they return it. TESSERA_ABORTED: it undoes the step on all ranks, as
+ * if a process of the job had died. tessera_recover() next. */
 TESSERA_API int tessera_fail(tessera_session* session, int code, const char* message);
 /* Runs `body` (forward, backward, tessera_step), again while a process's death undid it. Errors:
  * those of Session::RunStep. */
@@ -368,7 +369,8 @@ TESSERA_API int tessera_requested_save(const tessera_session* session);
 TESSERA_API int tessera_make_requested_save(tessera_session* session, const void* trainer_state,
                                             size_t trainer_state_bytes, const char* refusal);
 /* `description_json`: {"step": 12, "world_size": 2, "missing": [], "unexpected": []}. The trainer
- * state is a string of `*trainer_state_bytes` bytes, for tessera_free. Outputs may be null. */
+ * state is that of the rank of this number, or of rank 0 if the job that saved had none; a string of
+ * `*trainer_state_bytes` bytes, for tessera_free. Outputs may be null. */
 TESSERA_API int tessera_load_checkpoint(tessera_session* session, const char* path, int strict,
                                         int model_only, char** description_json,
                                         char** trainer_state, size_t* trainer_state_bytes);
@@ -423,11 +425,11 @@ TESSERA_API int tessera_units_begin_backward(tessera_units* units, const tessera
                                              size_t num_work);
 TESSERA_API int tessera_units_begin_node(tessera_units* units, tessera_forward* forward);
 TESSERA_API int tessera_units_end_node(tessera_units* units, tessera_forward* forward);
-/* Adds the gradient of one parameter, and reduces or closes the unit where the backward has come to
- * that. `gradient` may be null: there was none after all. On a GPU its values are there, and are
- * read for as long as tessera_units_reads(). */
-TESSERA_API int tessera_units_gradient(tessera_units* units, int unit,
-                                       const tessera_gradient* gradient);
+/* Adds gradients of parameters of the unit, and reduces or closes it where the backward has come to
+ * that. `elements` is -1 for a parameter that got no gradient after all. On a GPU `values` are in
+ * its memory, and are read for as long as tessera_units_reads(). */
+TESSERA_API int tessera_units_gradients(tessera_units* units, int unit,
+                                        const tessera_gradient* gradients, size_t num_gradients);
 /* Whether gradients that were given of the unit may still be read: keep them until then. After the
  * end of a backward none are. */
 TESSERA_API int tessera_units_reads(tessera_units* units, int unit);

@@ -238,16 +238,19 @@ int tessera_units_end_node(tessera_units* units, tessera_forward* forward) {
   return CodeOf(under_way.ok() ? units->driver.EndNode(*forward->forward) : under_way);
 }
 
-int tessera_units_gradient(tessera_units* units, int unit, const tessera_gradient* gradient) {
+int tessera_units_gradients(tessera_units* units, int unit, const tessera_gradient* gradients,
+                            size_t num_gradients) {
   const absl::Status status = [&]() -> absl::Status {
     RETURN_IF_ERROR(CheckUnit(*units->session, unit));
+    if (num_gradients > 0) RETURN_IF_ERROR(CheckNotNull(gradients, "gradients"));
     absl::MutexLock lock(&units->mu);
     RETURN_IF_ERROR(CheckInBackward(units->driver));
-    // First, because OnGradient may reduce the unit.
-    if (gradient != nullptr) {
-      RETURN_IF_ERROR(TakeGradient(units, unit, *gradient));
+    for (size_t i = 0; i < num_gradients; ++i) {
+      // First, because OnGradient may reduce the unit.
+      if (gradients[i].elements != -1) RETURN_IF_ERROR(TakeGradient(units, unit, gradients[i]));
+      RETURN_IF_ERROR(units->driver.OnGradient(unit));
     }
-    return units->driver.OnGradient(unit);
+    return absl::OkStatus();
   }();
   return CodeOf(status);
 }

@@ -462,6 +462,7 @@ bool RankClient::EpochIsOver() const {
 }
 
 absl::Status RankClient::Fail(const absl::Status& cause) {
+  if (absl::IsAborted(cause)) stalled_ = {};  // This one does not fail because a rank is missing.
   if (EpochIsOver()) return absl::OkStatus();
   // Before the operation that points at it.
   StoreText(cause.message(), page()->text, kMaxTextBytes);
@@ -477,9 +478,10 @@ absl::Status RankClient::Fail(const absl::Status& cause) {
 absl::Status RankClient::Tell(const absl::Status& own) {
   // An error that all ranks have, or an epoch that is over, needs no end of the epoch.
   if (own.ok() || EpochIsOver() || agreed_error_) return own;
-  RETURN_IF_ERROR(Fail(own));
-  // So that it is not taken for the end of the epoch.
-  return absl::IsAborted(own) ? absl::UnknownError(own.message()) : own;
+  // Not as Aborted: a body that always returns it would be repeated for ever.
+  const absl::Status told = absl::IsAborted(own) ? absl::UnknownError(own.message()) : own;
+  RETURN_IF_ERROR(Fail(told));
+  return told;
 }
 
 absl::Status RankClient::Recover() {

@@ -107,6 +107,8 @@ class RankClient {
   // end the epoch when they attach. Returns if the epoch ends meanwhile. Waits once in a session.
   // Errors: those of all operations.
   absl::Status AwaitTrainers();
+  // Whether it has not done that yet.
+  bool is_meeting_trainers() const { return wants_executor() && !has_met_trainers_; }
   // An error of this rank's part of something collective. If the other ranks do not have it, it
   // ends the epoch, so that they get it and do not wait. Returns it, but never as Aborted then.
   absl::Status Tell(const absl::Status& own);

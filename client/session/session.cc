@@ -125,7 +125,10 @@ absl::Status Session::Unshard(int unit, Precision precision) {
   RETURN_IF_ERROR(client.CheckUnit(unit));
   const bool is_opening = !unsharded(unit) && !closed(unit);
   if (is_opening) precision = this->precision(unit);
-  const bool undoes_nothing = !within_step() && client.num_submitted() == (is_opening ? 1 : 0);
+  // Ranks that went on to another job would not hear of this one's next epoch, and be waited for.
+  const bool is_alone = ProcessJob::IsOnlyOne() || client.is_meeting_trainers();
+  const bool undoes_nothing =
+      is_alone && !within_step() && client.num_submitted() == (is_opening ? 1 : 0);
   const int64_t step = next_step();
   while (true) {
     RETURN_IF_ERROR(client.AwaitTrainers());
@@ -273,7 +276,7 @@ absl::Status Session::Save(const std::string& path) {
 }
 
 absl::Status Session::Fail(const absl::Status& cause) {
-  state_->is_unfinished = true;
+  if (!absl::IsAborted(cause)) state_->is_unfinished = true;
   return state_->client.Fail(cause);
 }
 absl::Status Session::Recover() { return state_->client.Recover(); }

@@ -11,6 +11,7 @@
 #include "client/session/gradient_reducer.h"
 #include "client/session/gradient_slots.h"
 #include "client/session/parameter_windows.h"
+#include "client/session/process_jobs.h"
 #include "client/session/rank_client.h"
 #include "client/session/step_protocol.h"
 #include "tessera/session_options.h"
@@ -20,7 +21,8 @@ namespace tessera {
 struct TrainerTensors;
 
 struct SessionState {
-  explicit SessionState(SessionOptions options) : client(std::move(options), [this] { Reset(); }) {}
+  explicit SessionState(SessionOptions options)
+      : job(options.job_id), client(std::move(options), [this] { Reset(); }) {}
   SessionState(const SessionState&) = delete;
   SessionState& operator=(const SessionState&) = delete;
 
@@ -30,6 +32,7 @@ struct SessionState {
     deferred_save = 0;  // Its request is answered by a step of the new epoch.
   }
 
+  ProcessJob job;
   RankClient client;
   ParameterWindows windows{&client};
   GradientSlots slots{&client};

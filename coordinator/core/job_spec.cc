@@ -25,7 +25,8 @@ std::string GroupText(const ParamGroup& g) {
                       g.weight_decay, " momentum ", g.momentum);
 }
 
-// Every field as (name, text), in one place, so that none is forgotten in the comparison.
+// Every field as (name, text), in one place, so that none is forgotten in the comparison. But for
+// collective_timeout, which changes nothing that is computed: the job keeps the one it was made with.
 std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c) {
   std::vector<std::pair<std::string, std::string>> fields = {
       {"world_size", absl::StrCat(c.world_size)},
@@ -45,7 +46,6 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
       {"max_gathered_bytes", absl::StrCat(c.max_gathered_bytes)},
       {"shard_check_interval_steps", absl::StrCat(c.shard_check_interval_steps)},
       {"gradient_slots", absl::StrCat(c.gradient_slots)},
-      {"collective_timeout_ms", absl::StrCat(absl::ToInt64Milliseconds(c.collective_timeout))},
       {"backward_prefetch", absl::StrCat(static_cast<int>(c.backward_prefetch))},
       {"fake_all_gather", c.fake_all_gather ? "true" : "false"},
       {"fake_reduce_scatter", c.fake_reduce_scatter ? "true" : "false"},

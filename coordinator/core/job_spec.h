@@ -22,7 +22,7 @@ absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_
 absl::Status SetMemoryNeeds(JobSpec* spec);
 
 // Errors: InvalidArgument  they differ (names both submitters and the first parameter or config
-//                          field that differs)
+//                          field that differs); in collective_timeout they may
 absl::Status CompareJobSpecs(const JobSpec& a, const JobSpec& b);
 
 // Whether each worker has all shards of the job, so that any one of them is enough: all units are

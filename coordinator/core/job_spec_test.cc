@@ -133,5 +133,12 @@ TEST(JobSpecTest, DifferenceNamesBothRanksAndTheField) {
               StatusIs(kInvalid, AllOf(HasSubstr("param group 0"), HasSubstr("decay 0.5"))));
 }
 
+TEST(JobSpecTest, TrainersMayWantToWaitForOthersLongerThanTheOneThatMadeTheJob) {
+  JobConfig other = Config();
+  other.collective_timeout = absl::Hours(1);
+  EXPECT_OK(
+      CompareJobSpecs(**MakeJobSpec(TwoUnits(), Config(), 0), **MakeJobSpec(TwoUnits(), other, 1)));
+}
+
 }  // namespace
 }  // namespace tessera::coordinator

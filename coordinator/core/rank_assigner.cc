@@ -327,9 +327,9 @@ std::string DescribeShortage(const MemberRegistry& members, const PlacementReque
   for (const auto& [worker, devices] : free) {
     const Member& member = *members.Find(worker);
     if (member.max_ranks_of_job == 0 || member.max_ranks_of_job >= request.world_size) continue;
-    absl::StrAppend(
-        &text, "; '", worker.value(), "' holds ", member.max_ranks_of_job,
-        member.max_ranks_of_job == 1 ? " rank of a job: " : " ranks of a job: ", member.device);
+    absl::StrAppend(&text, "; '", worker.value(), "' holds ", member.max_ranks_of_job,
+                    member.max_ranks_of_job == 1 ? " rank of a job" : " ranks of a job",
+                    member.device.empty() ? "" : ": ", member.device);
   }
   absl::StrAppend(&text, DescribeMemoryShortage(members, request));
   for (const WorkerId& worker : request.avoided) {

@@ -276,6 +276,28 @@ TEST(RankAssignerTest, WorkerHoldsNoMoreRanksOfAJobThanItSaysAndKeepsThoseThatIt
             "each other: 3; 'a' holds 1 rank of a job: GPU-7; 'b' holds 1 rank of a job: GPU-7");
 }
 
+TEST(RankAssignerTest, JobsOfOneProgramLieAlikeOnWorkersThatHoldSoManyRanksOfEach) {
+  MemberRegistry members = Reaching({{"a", 6}, {"b", 6}});
+  for (const char* id : {"a", "b"}) {
+    Member member = *members.Find(WorkerId(id));
+    member.max_ranks_of_job = 2;
+    members.Put(WorkerId(id), member);
+  }
+  PlacementRequest request = Request(4, PlacementRule::kOneWorkerFirst);
+  for (const char* places : {"a0 a1 b0 b1 ", "a2 a3 b2 b3 ", "a4 a5 b4 b5 "}) {
+    const auto placements = AssignRanks(members, request);
+    ASSERT_TRUE(placements.has_value());
+    EXPECT_EQ(Text(*placements), places);
+    for (const RankPlacement& place : *placements)
+      request.claimed.devices.insert({place.worker, place.device});
+  }
+  request.claimed.devices.clear();
+  request.world_size = 5;
+  EXPECT_EQ(DescribeShortage(members, request),
+            "needs 5 devices on one worker; largest free: 2 on 'a'; on workers whose ranks reach "
+            "each other: 4; 'a' holds 2 ranks of a job; 'b' holds 2 ranks of a job");
+}
+
 // Whether the rule finds room, by trying: the reference for the property below.
 bool HasRoom(const MemberRegistry& members, const PlacementRequest& request) {
   int64_t together = 0, largest = 0;

@@ -73,7 +73,7 @@ class Trainer {
   absl::Status Give(int unit, int parameter, const std::vector<float>& values) {
     const tessera_gradient gradient = {values.data(), Parameters(unit)[parameter].numel, parameter,
                                        TESSERA_FP32};
-    return c_api::FromCallback(tessera_units_gradient(units_, unit, &gradient));
+    return c_api::FromCallback(tessera_units_gradients(units_, unit, &gradient, 1));
   }
   absl::Status EndBackward() {
     return c_api::FromCallback(tessera_units_end_backward(units_, /*failed=*/0));
@@ -185,7 +185,7 @@ TEST(UnitsGpuTest, AGradientOfAnotherTypeIsRefusedWithTheUnitsName) {
   ASSERT_OK(gpu->BeginBackward());
   const std::vector<double> values(gpu->Parameters(1)[0].numel, 1.0);
   const tessera_gradient gradient = {values.data(), gpu->Parameters(1)[0].numel, 0, TESSERA_FP64};
-  EXPECT_EQ(tessera_units_gradient(gpu->units(), 1, &gradient), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_units_gradients(gpu->units(), 1, &gradient, 1), TESSERA_INVALID_ARGUMENT);
   EXPECT_THAT(tessera_last_error(), HasSubstr("unit1"));
 }
 

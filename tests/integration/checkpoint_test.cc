@@ -147,7 +147,7 @@ TEST_F(CheckpointTest, TrainersBytesAndBuffersComeBackToTheRankThatSavedThem) {
     EXPECT_EQ(loaded.step, 1);
     EXPECT_EQ(loaded.saved_world_size, 2);
     EXPECT_EQ(loaded.trainer_state,
-              session->rank() < 2 ? absl::StrCat("rank ", session->rank(), large) : "");
+              absl::StrCat("rank ", session->rank() < 2 ? session->rank() : 0, large));
     EXPECT_EQ(loaded.buffers.size(), 2);
     EXPECT_EQ(loaded.buffers[0].values, running_mean.values) << "rank 0's";
     EXPECT_EQ(loaded.buffers[1].values, count.values);

@@ -4,14 +4,17 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/fault_point.h"
+#include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/rpc/job_rpc.h"
 #include "gtest/gtest.h"
 #include "tessera/local_cluster.h"
+#include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -193,6 +196,48 @@ TEST_F(RankFailureTest, CodesWithAMeaningOfTheirOwnArriveAsUnknown) {
     EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kUnknown, HasSubstr("rank 1: mine")));
     ASSERT_OK(team.TrainTo(step));
   }
+}
+
+TEST_F(RankFailureTest, AbortedFromOneRankUndoesTheStepOfAllWithoutAnError) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team,
+                       TrainerTeam::Open(ToyOptions(*cluster_, "toy", kWorldSize)));
+  ASSERT_OK(team.TrainTo(2));
+  std::atomic<int> bodies{0};
+  const std::vector<absl::Status> statuses = team.Run([&](Session* session) {
+    bool fails = session->rank() == kFailing;
+    return session->RunStep([&]() -> absl::Status {
+      ++bodies;
+      if (std::exchange(fails, false)) {
+        const absl::Status cause = absl::AbortedError("another job's step was undone");
+        RETURN_IF_ERROR(session->Fail(cause));
+        return cause;
+      }
+      return ToyStep(session, 3);
+    });
+  });
+  for (const absl::Status& status : statuses) EXPECT_OK(status);
+  EXPECT_GT(bodies, kWorldSize);
+  ASSERT_OK(team.TrainTo(5));
+  EXPECT_EQ(Values(&team), Undisturbed(5));
+}
+
+// A model that takes no steps, say, which is undone with another one's step.
+TEST_F(RankFailureTest, JobWhoseLastEpochWasUndoneWithoutAnErrorIsCompleted) {
+  {
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team,
+                         TrainerTeam::Open(ToyOptions(*cluster_, "toy", kWorldSize)));
+    ASSERT_OK(team.TrainTo(1));
+    const auto undo = [](Session* session) -> absl::Status {
+      RETURN_IF_ERROR(session->Fail(absl::AbortedError("another job's step was undone")));
+      return session->Recover();
+    };
+    for (const absl::Status& status : team.Run(undo)) EXPECT_OK(status);
+  }
+  EXPECT_TRUE(testing_support::Eventually([&] {
+    const auto job =
+        GetJob({cluster_->coordinator_address()}, "toy", absl::Now() + absl::Seconds(10));
+    return job.ok() && job->state() == v1::JOB_STATE_COMPLETED;
+  }));
 }
 
 }  // namespace

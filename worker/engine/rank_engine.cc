@@ -17,7 +17,7 @@ bool IsAwaitedThroughTheRing(OpKind kind) {
 }
 
 // What the trainer asks every rank's trainer to be told. Codes that mean something else to them
-// become Unknown.
+// become Unknown. Aborted ends the epoch and not the training, as a deadline does.
 absl::Status TrainersError(const Op& op, const ControlPage& control) {
   auto code = static_cast<absl::StatusCode>(op.status_code);
   switch (code) {
@@ -31,6 +31,9 @@ absl::Status TrainersError(const Op& op, const ControlPage& control) {
     case absl::StatusCode::kUnimplemented:
     case absl::StatusCode::kInternal:
     case absl::StatusCode::kDataLoss:
+      break;
+    case absl::StatusCode::kAborted:
+      code = absl::StatusCode::kDeadlineExceeded;
       break;
     default:
       code = absl::StatusCode::kUnknown;
@@ -246,8 +249,8 @@ absl::Status RankEngine::Execute(const Op& op) {
       context_.options.buffers->Restore(context_.order.step());
       return absl::OkStatus();
     case OpKind::kFail:
-      // The others' trainers get its code as well (docs/architecture/failure.md).
-      trainer_failed_ = true;
+      // The others' trainers get its code as well (docs/architecture/failure.md), if it is an error.
+      trainer_failed_ = op.status_code != static_cast<int>(absl::StatusCode::kAborted);
       return TrainersError(op, *control);
     case OpKind::kUpdate:
     case OpKind::kPut:

@@ -23,7 +23,8 @@ absl::Status CheckAgreement(const Vote& first, const Vote& vote, int rank,
     return absl::InvalidArgumentError(absl::StrCat(
         step, ": ranks 0 and ", rank,
         " gave different hyper-parameters (a learning rate, its scale, the gradient's divisor, "
-        "whether there is a weight, how the gradient is clipped, or another)"));
+        "whether there is a weight, how the gradient is clipped, or another); a trainer that was "
+        "started again has to bring its learning-rate schedule to this step"));
   }
   if (vote.reduced_units_hash != first.reduced_units_hash) {
     return absl::FailedPreconditionError(

@@ -43,6 +43,22 @@ bool IsRunning(const UniqueFd& process) {
 
 }  // namespace
 
+bool HasBegunStep(const ControlPage& page) {
+  const auto begins = [&page](const Op& op) {
+    return op.epoch == page.epoch.load() &&
+           (op.kind == OpKind::kUnshard || op.kind == OpKind::kReduce ||
+            op.kind == OpKind::kWriteGradient);
+  };
+  // Acquire, and first: of an operation that counts as consumed the word below is seen.
+  const uint32_t consumed = page.consumed.load(std::memory_order_acquire);
+  // A counter that a trainer spoiled gives a large difference. No more than the ring is looked at.
+  const uint32_t num_pending = std::min<uint32_t>(page.submitted.value.load() - consumed, kRingOps);
+  for (uint32_t i = 0; i < num_pending; ++i) {
+    if (begins(page.ring[(consumed + i) % kRingOps])) return true;
+  }
+  return page.within_step.load() != 0;
+}
+
 absl::Status CheckTrainer(const JobContext& context, const std::string& attach_key,
                           const v1::AttachRequest& request, const PacketPeer& peer) {
   const LocalRanks& local = context.local();
@@ -172,7 +188,7 @@ void AttachTable::EndWhatWasLeft(const Entry& entry, const v1::AttachRequest& re
   // peers'. What the page says of an epoch before, until this one's executor has opened it, is
   // over.
   if (!IsFormer(request.former_attachment(), entry.former) && IsInEpoch(rank) &&
-      context_->regions.control(rank)->within_step.load() != 0) {
+      HasBegunStep(*context_->regions.control(rank))) {
     epochs_->Fail(
         rank, absl::StrCat("the trainer of rank ", rank.value(), " left in the middle of a step"));
   }

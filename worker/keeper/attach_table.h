@@ -23,12 +23,17 @@
 #include "base/unique_fd.h"
 #include "proto/coordinator.pb.h"
 #include "proto/local.pb.h"
+#include "shm/control_page.h"
 #include "shm/fd_passing.h"
 #include "worker/keeper/epoch_machine.h"
 #include "worker/keeper/executor_slot.h"
 #include "worker/keeper/job_context.h"
 
 namespace tessera {
+
+// Whether the rank has begun a step, or will once its executor takes what was submitted: a trainer
+// may leave, and the next one attach, before that.
+bool HasBegunStep(const ControlPage& page);
 
 enum class AttachState { kFree, kAttached };
 // How a trainer left. kLeft: in an orderly way, but the job is not done: the daemon stops, or the

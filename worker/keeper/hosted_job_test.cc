@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
+#include "worker/keeper/attach_table.h"
 #include "worker/keeper/hosted_job_fixture.h"
 
 namespace tessera {
@@ -182,6 +183,32 @@ TEST_F(HostedJobTest, AttachingWithinAStepEndsTheEpochButNotWhereThePageIsOfAnEa
   EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
               HasSubstr("left in the middle of a step"));
+}
+
+TEST(HasBegunStepTest, OperationThatTheExecutorHasNotTakenYetCountsIfItBeginsAStepOfThisEpoch) {
+  const auto page = std::make_unique<ControlPage>();
+  page->epoch.store(2);
+  page->consumed.store(0xffffffff);  // The counters wrap around.
+  page->submitted.value.store(1);
+  EXPECT_FALSE(HasBegunStep(*page));
+  Op& op = page->ring[0];
+  op.epoch = 2;
+  for (const OpKind kind : {OpKind::kUnshard, OpKind::kReduce, OpKind::kWriteGradient}) {
+    op.kind = kind;
+    EXPECT_TRUE(HasBegunStep(*page)) << OpName(kind);
+  }
+  for (const OpKind kind : {OpKind::kReshard, OpKind::kStep, OpKind::kDropGradients}) {
+    op.kind = kind;
+    EXPECT_FALSE(HasBegunStep(*page)) << OpName(kind);
+  }
+  op.kind = OpKind::kUnshard;
+  op.epoch = 1;
+  EXPECT_FALSE(HasBegunStep(*page)) << "the executor drops what is of an earlier epoch";
+  op.epoch = 2;
+  page->consumed.store(1);
+  EXPECT_FALSE(HasBegunStep(*page));
+  page->within_step.store(1);
+  EXPECT_TRUE(HasBegunStep(*page));
 }
 
 TEST_F(HostedJobTest, DeathOfATrainerInASaveEndsNoEpoch) {

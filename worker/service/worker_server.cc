@@ -149,6 +149,7 @@ class WorkerServerImpl : public WorkerServer {
     agent.data_host = options.data_host;
     agent.memory_bytes = budget_->all_bytes();
     agent.device = DescribeDevice(device_memory_.get());
+    agent.max_ranks_of_job = options.max_ranks_of_job;
     // Ranks of a job share its parameters, and trainers that have them share nothing.
     if (device_memory_ != nullptr && !device_memory_->why_not_shared().empty())
       agent.max_ranks_of_job = 1;

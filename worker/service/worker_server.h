@@ -23,6 +23,7 @@ class WorkerServer {
     TlsFiles tls = {};                // For the way to the coordinator.
     bool insecure_connect = false;    // Permits a coordinator of another machine without TLS.
     int num_devices = 1;
+    int max_ranks_of_job = 0;  // Of the devices, what one job can have; 0: all.
     // An IP address of this host by which other workers' ranks reach this one's, for jobs that no
     // worker has room for alone; empty: no such job comes here. What ranks send each other is not
     // encrypted: an address that is not loopback takes insecure_data too.

@@ -136,7 +136,8 @@ struct LoadedCheckpoint {
   int64_t step = 0;                  // The last one that was taken when it was saved.
   int saved_world_size = 0;
   std::vector<ParamGroup> groups;  // The hyper-parameters of that step. The job's own are used.
-  // What the trainer of this rank's number saved; empty where there was none.
+  // What the trainer of this rank's number saved. If rank >= saved_world_size, what rank 0's saved:
+  // take only what is the same on all ranks from it, such as a schedule.
   std::string trainer_state;
 };
 

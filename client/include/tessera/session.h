@@ -12,9 +12,9 @@
 // When any rank fails, every pending and later call returns Aborted with the cause: the step was
 // undone everywhere. Recover() waits for the next epoch; then the trainer does step next_step()
 // again. RunStep() does this by itself. Where an Unshard is the first operation of a step, there is
-// nothing to undo: it recovers by itself and goes on. An error of the trainer's own code, told by
-// Fail() or returned by RunStep()'s body, is every rank's error, with its code, its cause and the
-// rank.
+// nothing to undo: it recovers by itself and goes on, unless the process has another job's session.
+// An error of the trainer's own code, told by Fail() or returned by RunStep()'s body, is every
+// rank's error, with its code, its cause and the rank.
 //
 // Thread-compatible: one thread at a time. Destroying it detaches. Source: torch/distributed/fsdp.
 #ifndef TESSERA_SESSION_H_
@@ -184,8 +184,9 @@ class Session {
   // Writes the model; collective. `path` is on a file system that all workers share.
   absl::Status Save(const std::string& path);
   // Ends the epoch since this rank cannot do its part: undoes the step everywhere and gives every
-  // other rank this error, with "rank R: " before its message. Codes that mean something else to
-  // them (OK, Aborted, Cancelled, DeadlineExceeded, Unavailable) arrive as Unknown. Recover() next.
+  // other rank this error, with "rank R: " before its message. Aborted is no error: the step is
+  // undone, as if a process of the job had died. Other codes that mean something else to them (OK,
+  // Cancelled, DeadlineExceeded, Unavailable) arrive as Unknown. Recover() next.
   absl::Status Fail(const absl::Status& cause);
   // Where the epoch has failed, waits for the next one. Errors: DeadlineExceeded  there is none for
   // recover_timeout, or for operation_timeout each failed, and no step or write was completed: the

@@ -24,8 +24,8 @@ class Keeper:
         self._hooks = BufferHooks(
             stage=BODY(callbacks.wrap(lambda _: self._stage())),
             take=HOOK(lambda _: self._take()),
-            begin_step=HOOK(lambda _: self._begin_step()),
-            restore=BODY(callbacks.wrap(lambda _: self._restore())))
+            begin_step=HOOK(lambda _: self.begin_step()),
+            restore=BODY(callbacks.wrap(lambda _: self.restore())))
         self._tensors = TrainerTensors(get=GET_TENSORS(callbacks.wrap(self._get)),
                                        take=TAKE_TENSORS(callbacks.wrap(self._take_loaded)))
         if buffers:
@@ -73,10 +73,10 @@ class Keeper:
             with torch.no_grad():
                 tensor.copy_(source)
 
-    def _begin_step(self) -> None:
+    def begin_step(self) -> None:
         self._begun = [_tensors.to_bytes(self._tensor(i)) for i in range(len(self._buffers))]
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
         if self._begun:
             for index, values in enumerate(self._begun):
                 self._put(index, values)

@@ -42,10 +42,24 @@ class Context:
             found.update({key: path.encode() for key, path in zip(keys, self.tls)})
         return found
 
+    def collective_timeout(self, of_one_model: bool) -> dict:
+        """For the job's config: how long ranks wait for each other at most, in this job.
+
+        Longer than this process waits, so that its error comes first: it names who is missing, and
+        no step is undone for a rank that does something alone. Where several models' jobs may wait
+        for each other, the end of such a wait is the way out (docs/adr/0093): sooner, unless asked.
+        """
+        seconds = self.timeouts.get("operation") or (_OPERATION_SECONDS if of_one_model else 0)
+        if not seconds > 0:  # If it is given, the library says what is wrong with it.
+            return {}
+        return {"collective_timeout_ms": round(min(seconds + 60, _LONGEST_SECONDS) * 1000)}
+
     def leave(self) -> None:
         pass
 
 
+_OPERATION_SECONDS = 600.0  # As SessionOptions::operation_timeout.
+_LONGEST_SECONDS = 7 * 86400.0  # That a job's config takes.
 _context: Context | None = None
 _own: "Cluster | None" = None
 
@@ -94,7 +108,7 @@ def init(*, coordinator: str | None = None, worker: str | None = None, job: str 
       `model.tessera.attach()` has returned.
     tls: paths of certificate, key and CA, as PEM.
     timeouts: seconds, by "attach" (to the worker; 60), "operation" (of each wait for other ranks;
-      600: more where one rank does something long alone) and "recover" (after a death; 120).
+      600: more where one rank does something longer alone) and "recover" (after a death; 120).
     gpu: for a cluster of its own: the GPU of its rank, as CUDA numbers it; None: the model's, if it
       is on one.
     """

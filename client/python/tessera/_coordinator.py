@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 
-from ._daemons import programs_folder
+from ._daemons import is_launchers_worker, programs_folder
 from ._hub import JobEnded, say
 from .errors import LOST
 
@@ -14,9 +14,10 @@ _RETRY_SECONDS = 1.0
 _CALL_SECONDS = 60.0
 
 
-def delete_job(address: str, job: str, flags: list[str], seconds: float) -> None:
-    """Deletes the job there, if there is one. Waits so long for the coordinator to answer.
+def delete_jobs(address: str, job: str, flags: list[str], seconds: float) -> None:
+    """Deletes the job there, and others that launchers' workers had, of a program with several models.
 
+    Waits so long for the coordinator to answer.
     Errors: JobEnded  it does not, or refuses; with its last answer
     """
     deadline, said = time.monotonic() + seconds, None
@@ -34,12 +35,14 @@ def delete_job(address: str, job: str, flags: list[str], seconds: float) -> None
 
 
 def _try_to_delete(address: str, job: str, flags: list[str]) -> str | None:
-    """Why it could not be done; None: the coordinator has no such job."""
+    """Why it could not be done; None: the coordinator has no such jobs."""
     try:
         known = json.loads(_call("jobs", "--json", "--coordinator", address, *flags))
-        if any(each["job_id"] == job for each in known["jobs"]):
-            say(f"job '{job}' of earlier launchers is deleted")
-            _call("jobs", "--coordinator", address, *flags, "delete", job)
+        for each in known["jobs"]:
+            workers = [rank.get("worker_id", "") for rank in each["ranks"]]
+            if each["job_id"] == job or workers and all(map(is_launchers_worker, workers)):
+                say(f"job '{each['job_id']}' of earlier launchers is deleted")
+                _call("jobs", "--coordinator", address, *flags, "delete", each["job_id"])
     except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
         return str(error)
     except subprocess.CalledProcessError as error:

@@ -7,6 +7,7 @@ import ctypes
 import os
 import pathlib
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -17,12 +18,23 @@ from ._hub import JobEnded
 from .errors import LOST, TesseraError
 
 _WAIT_SECONDS = 60.0
+MAX_JOBS = 8  # That a program can have at once: one for each model that it shards.
+_MAX_DEVICES = 1024  # Of a worker.
 _prctl = ctypes.CDLL(None).prctl  # Loaded here: a child may not, before exec.
 
 
 def programs_folder() -> pathlib.Path:
     given = os.environ.get("TESSERA_PROGRAMS")
     return pathlib.Path(given) if given else pathlib.Path(__file__).parent / "bin"
+
+
+def launchers_worker(node: int) -> str:
+    """Its worker's id. Ranks go to workers in the order of their ids."""
+    return f"node-{node:05}"
+
+
+def is_launchers_worker(worker_id: str) -> bool:
+    return re.fullmatch(r"node-\d{5,}", worker_id) is not None
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
@@ -78,7 +90,8 @@ class Daemons:
         sockets = self.folder / "sockets"
         sockets.mkdir(mode=0o700)
         self._start("worker", sockets / "worker.sock", "--coordinator", coordinator,
-                    "--worker-id", worker_id, "--devices", ranks, "--keep-memory", 0,
+                    "--worker-id", worker_id, "--max-ranks-of-job", ranks,
+                    "--devices", max(ranks, min(MAX_JOBS * ranks, _MAX_DEVICES)), "--keep-memory", 0,
                     "--socket-dir", sockets,
                     "--executor-binary", self._programs / "tessera-executor", *flags)
 

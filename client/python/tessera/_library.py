@@ -8,7 +8,7 @@ import pathlib
 
 from . import errors
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 FILL = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_int, C.c_int, C.c_void_p, C.c_int64)
 READ = FILL
@@ -156,7 +156,7 @@ _CODES = {
     "units_begin_backward": [_P, C.POINTER(UnitWork), C.c_size_t],
     "units_begin_node": [_P, _P],
     "units_end_node": [_P, _P],
-    "units_gradient": [_P, _I, C.POINTER(Gradient)],
+    "units_gradients": [_P, _I, C.POINTER(Gradient), C.c_size_t],
     "units_end_backward": [_P, _I],
 }
 # Those that return something else: result, arguments.

@@ -54,7 +54,7 @@ def _chooser(units: UnitChoice) -> Callable[[torch.nn.Module], bool]:
     if units is None:
         return lambda module: False
     if isinstance(units, type):
-        return lambda module: isinstance(module, units)
+        units = [units]
     if isinstance(units, torch.nn.Module):
         # A container is a list of its children, as ModuleList and Sequential are.
         units = [units]
@@ -66,7 +66,8 @@ def _chooser(units: UnitChoice) -> Callable[[torch.nn.Module], bool]:
     for item in listed:
         if not isinstance(item, (type, torch.nn.Module)):
             raise _invalid(f"units: {item!r} is neither a module nor a class of modules")
-    return lambda module: isinstance(module, types) or id(module) in modules
+    return lambda module: id(module) in modules or (
+        isinstance(module, types) and not isinstance(module, private.WITHOUT_FORWARD))
 
 
 def make_units(root: torch.nn.Module, choice: UnitChoice,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from .errors import LOST, StepUndone
+from .errors import LOST, StepUndone, TesseraError
+
+STARTED_AGAIN = "TESSERA_STARTED_AGAIN"  # Set by `tessera run` for a trainer that it starts again.
+_BEGINS_AT_ITS_FIRST_STEP = (
+    "it would begin at its first step, since it has not asked for model.tessera.next_step, made "
+    "tessera.Batches or called tessera.load()")
 
 
 class _Program:
@@ -23,6 +29,14 @@ class _Program:
                 return True
             error = error.__cause__ or error.__context__
         return False
+
+    def check_start(self, next_step: int) -> None:
+        """Before a step. Errors: FAILED_PRECONDITION  it would do again what others did before."""
+        if (next_step > 1 and not self.took_step and not self.continues
+                and os.environ.get(STARTED_AGAIN)):
+            raise TesseraError(
+                f"the program was started again after a process died, at step {next_step}, and cannot "
+                f"go on: {_BEGINS_AT_ITS_FIRST_STEP}", "FAILED_PRECONDITION")
 
 
 program = _Program()
@@ -43,9 +57,8 @@ def exit_for_restart(look) -> None:
         can_begin_again = program.continues or not program.took_step
         try:
             if is_lost and not can_begin_again:  # Before the error, which launchers quote.
-                print("tessera: the program is not to be started again: it would begin at its first "
-                      "step, since it has not asked for model.tessera.next_step, made "
-                      "tessera.Batches or called tessera.load()", file=sys.stderr)
+                print("tessera: the program is not to be started again: "
+                      f"{_BEGINS_AT_ITS_FIRST_STEP}", file=sys.stderr)
             report(kind, error, traceback)
         finally:
             if is_lost and can_begin_again:

@@ -16,11 +16,13 @@ import torch
 from . import _buffers, _cluster, _own_state, _plan, _random, _tensors, _torch_private as private
 from ._library import (FILL, BODY, READ, Callbacks, HyperParameters, OpenOptions, StepOptions,
                        StepResult, lib)
+from ._others import OtherModels
 from ._restart import exit_for_restart, program
 from ._windows import Windows
-from .errors import OutsideWindowError, StepUndone, TesseraError
+from .errors import ABORTED, OutsideWindowError, StepUndone, TesseraError
 
-_attached: "weakref.WeakSet[Sharded]" = weakref.WeakSet()
+_attached: "set[Sharded]" = set()
+_models: "weakref.WeakSet[Sharded]" = weakref.WeakSet()  # That have not left their jobs.
 _CHECKSUM = struct.Struct("<?I")  # Whether a parameter has values, and their sum.
 _names: set[tuple] = set()  # Coordinators and jobs that models of this process were attached to.
 
@@ -66,20 +68,24 @@ class Sharded:
             precision.reduce or precision.param)
         self.optimizer = None
         self.states: dict[str, object] = {}
+        self.unclaimed: dict[str, dict] = {}  # Of a checkpoint: what was not registered when it came.
+        self.unclaimed_is_own = True  # Whether this rank saved them; else rank 0 did.
         self.saves_in_background = False  # Since the last await_save().
         self._requested: dict | None = None  # What a requested checkpoint has of this rank so far.
         self._undone = False
         self._runs_step = False
+        self._has_dropped = False  # Gradients, by zero_grad(), in the closure that runs.
+        self._others = OtherModels(self, _attached)
         self._is_detached = False
+        _models.add(self)
         self._keeper = None
-        self._summoned = False
         self._context = None
         # A function, since torch sets an attribute on it.
         private.register_state_dict_hook(root, lambda *args: self._fill_state_dict(*args))
         self._load_state_dict = root.load_state_dict
         root.load_state_dict = self.load_state_dict
         root.zero_grad = self.zero_grad
-        root.__deepcopy__ = self._refuse_copy
+        root.__deepcopy__, root.__reduce_ex__ = self._refuse_copy, self._refuse_pickle
         private.replace_apply(root, self._apply)
         for unit in units:
             if unit.module is not root:
@@ -100,10 +106,11 @@ class Sharded:
         self._check_name()
         config = dict(self._config)
         config["world_size"] = self._context.world_size
+        config = {**self._context.collective_timeout(of_one_model=len(_models) == 1), **config}
         config.setdefault("optimizer", {"kind": kind, "groups": groups or [{}]})
         config.setdefault("max_gradient_norm", max_grad_norm)
         options = OpenOptions(
-            rank=self._context.rank, wait_if_attached=1, job_id=self._job_id().encode(),
+            rank=self._context.rank, wait_if_attached=1, job_id=self.job_id().encode(),
             model_json=_plan.model_json(self.units, self._buffers).encode(),
             config_json=json.dumps(config).encode(),
             executor_in_process=self._executor_in_process, **self._context.addresses())
@@ -131,7 +138,7 @@ class Sharded:
             lib.close(session)
             raise
         _attached.add(self)
-        _names.add((self._context.coordinator, self._job_id()))
+        _names.add((self._context.coordinator, self.job_id()))
 
     def _gpu_of_model(self) -> int | None:
         devices = {p.device for unit in self.units for p in unit.parameters}
@@ -148,20 +155,20 @@ class Sharded:
         where = "in host memory" if gpu < 0 else f"on cuda:{gpu}"
         raise TesseraError(
             f"the model is on cuda:{wanted}, and rank {lib.rank(self.session)} of job "
-            f"'{self._job_id()}' is {where}: start its worker with --gpu {wanted}, or move the "
+            f"'{self.job_id()}' is {where}: start its worker with --gpu {wanted}, or move the "
             "model first", "FAILED_PRECONDITION")
 
     def _check_name(self) -> None:
         """Errors: ALREADY_EXISTS  another model of this process had the launcher's job, whose values
         this one would take over."""
-        if self._job is None and (self._context.coordinator, self._job_id()) in _names:
+        if self._job is None and (self._context.coordinator, self.job_id()) in _names:
             raise TesseraError(
-                f"job '{self._job_id()}' is that of another model of this process: give this one a "
+                f"job '{self.job_id()}' is that of another model of this process: give this one a "
                 f"job of its own, shard(model, job='NAME'), or go on with that job's values, "
-                f"shard(model, job='{self._job_id()}'), after detach() of the other",
+                f"shard(model, job='{self.job_id()}'), after detach() of the other",
                 "ALREADY_EXISTS")
 
-    def _job_id(self) -> str:
+    def job_id(self) -> str:
         return self._job or self._context.job
 
     def detach(self) -> None:
@@ -171,6 +178,8 @@ class Sharded:
         program that ends by an exception, or with an exit status other than 0, or after a step that
         failed, does not complete it: it waits for trainers.
         """
+        if self.attached:
+            self.check_whole("detach()")
         self.detach_by(lib.close)
 
     def detach_by(self, close) -> None:
@@ -188,14 +197,18 @@ class Sharded:
             self._await_save()
         self.windows.await_gpu()
         session, self.session = self.session, None
+        _attached.discard(self)
         _note_restart(session)
         self._is_detached = True
+        _models.discard(self)
         self.windows.close()
         with torch.no_grad():
             for unit in self.units:
                 for parameter in unit.parameters:
                     parameter.data = torch.empty(0, dtype=parameter.dtype)
                     parameter.grad = None
+        for module in {id(m): m for m in (self.root, *(u.module for u in self.units))}.values():
+            module.register_forward_pre_hook(self._refuse_forward, prepend=True)
         close(session)
         self._context.leave()
 
@@ -381,9 +394,14 @@ class Sharded:
             raise TesseraError("the model is not attached to a job: make an optimizer, or call "
                                "model.tessera.attach()", "FAILED_PRECONDITION")
 
+    def check_whole(self, what: str) -> None:
+        """Errors: FAILED_PRECONDITION  inside of summon_full_params(), whose values it would not have."""
+        self._require_attached()
+        if self.windows.summoned:
+            raise TesseraError(f"{what} inside of summon_full_params(): leave that first",
+                               "FAILED_PRECONDITION")
+
     def _before_model_forward(self) -> None:
-        if self._summoned:
-            raise TesseraError("forward inside of summon_full_params()", "FAILED_PRECONDITION")
         if self._undone:
             self.recover()
         self.make_requested_save()
@@ -391,8 +409,7 @@ class Sharded:
     def recover(self) -> None:
         """Waits for the next epoch after StepUndone. A forward does it by itself."""
         self._require_attached()
-        self._undone = False
-        self._drop_local()
+        self.is_recovered()
         lib.recover(self.session)
 
     def between_steps(self, call, has_result: bool = True):
@@ -423,9 +440,24 @@ class Sharded:
                         raise
                     return None
 
-    def _drop_local(self) -> None:
+    def is_recovered(self) -> None:
+        """Takes note of a new epoch."""
+        self._undone = False
+        self.drop_step()
+
+    def drop_step(self) -> None:
+        """What this process has of a step."""
         self.windows.begin_step()
         self.windows.forget_gradients()
+
+    def note_buffers(self) -> None:
+        """As they are before a step of this model, or of another one that may run this one forward."""
+        if self._buffers:
+            self._keeper.begin_step()
+
+    def restore_buffers(self) -> None:
+        if self._buffers:
+            self._keeper.restore()
 
     @staticmethod
     def step_options(groups, scale=1.0, divisor=1.0, weight=None, skip_non_finite=False):
@@ -437,8 +469,7 @@ class Sharded:
 
     def take_step(self, options) -> StepResult:
         """The step alone. Errors: StepUndone; FAILED_PRECONDITION  NaN or Inf in a gradient."""
-        self._require_attached()
-        self.windows.check_model()
+        self.check_step()
         self.windows.begin_step()
         self.windows.check_given()
         self.windows.await_gpu()
@@ -455,38 +486,63 @@ class Sharded:
             self.windows.forget_gradients()
         return result
 
+    def check_step(self) -> None:
+        """Before it is taken. Errors: FAILED_PRECONDITION."""
+        self.check_whole("a step")
+        program.check_start(lib.next_step(self.session))
+        self.windows.check_model()
+
     def run_step(self, body):
         """Runs body() (forward, backward, step), again while the death of a process undoes it.
 
         Random state of torch, CUDA, numpy and `random` is put back before each repetition.
         Returns what body() returned last; None if the step was decided without this process.
+        Errors: StepUndone  where there were gradients before body(), which it does not bring again.
         """
-        self._require_attached()
-        if self._runs_step:
+        self.check_whole("a step")
+        if any(model._runs_step for model in _attached):
             raise TesseraError("a step within a step: call step() without a closure inside of one",
                                "FAILED_PRECONDITION")
         if self._undone:
             self.recover()
         self.make_requested_save()
         callbacks, random_state, results = Callbacks(), _random.capture(), []
-        tries = 0
+        tries, lost, step = 0, None, lib.next_step(self.session)
+        is_first_batch = not lib.within_step(self.session) and self.windows.lost is None
 
         def once(_):
-            nonlocal tries
+            nonlocal tries, lost
             if tries:
                 _random.restore(random_state)
                 callbacks.error = None
+                self._others.undo()
+            if tries or is_first_batch:
+                self.drop_step()
+            else:
+                self.windows.begin_step()
             tries += 1
-            self._drop_local()
-            results.append(body())
+            try:
+                self._others.meet(is_first=tries == 1)
+                results.append(body())
+            except StepUndone as undone:
+                # Of another model's job, this one's step is undone with it, on all ranks.
+                lib.fail(self.session, ABORTED, str(undone).encode())
+                if is_first_batch or self._has_dropped:
+                    raise
+                lost = undone  # With the batches before. To the library the body made no step.
 
-        self._runs_step = True
+        self._runs_step, self._has_dropped = True, False
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), self._others.of_a_step():
                 callbacks.run(lambda: lib.run_step(self.session, BODY(callbacks.wrap(once)), None))
         finally:
             self._runs_step = False
-            self._drop_local()
+            self.drop_step()
+        if lost is not None:
+            self.recover()
+            if lib.next_step(self.session) == step:
+                raise StepUndone(f"{lost}; the gradients of the batches before this closure went with "
+                                 "it: do them again", "ABORTED") from lost
         return results[-1] if results else None
 
     # --- Gradients ---
@@ -494,11 +550,15 @@ class Sharded:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops what the job has of gradients since the last step."""
         del set_to_none
+        self._has_dropped = True
         if not self.attached or self._undone:
             return
         self.windows.begin_step()
-        if lib.within_step(self.session):
-            lib.drop_gradients(self.session)
+        try:
+            if lib.within_step(self.session):
+                lib.drop_gradients(self.session)
+        except StepUndone:
+            self._undone = True  # They are dropped. A forward waits for the next epoch.
         self.windows.forget_gradients()
 
     def _zero_grad_of(self, unit):
@@ -623,23 +683,25 @@ class Sharded:
         """Parameters are whole, in full precision, and writable in here. Collective.
 
         With `writeback` what was changed is the job's afterwards: of each parameter, the elements
-        that this rank's shard has.
+        that this rank's shard has. In here each rank may run other forwards than its peers, or none,
+        under torch.no_grad(): an evaluation on rank 0 alone, generate().
+        Errors: FAILED_PRECONDITION  a forward with gradients; it is called in here.
         """
-        self._require_attached()
+        self.check_whole("summon_full_params()")
         whole = self.full_parameters()
         views = [[p.data for p in unit.parameters] for unit in self.units]
-        self._summoned = True
+        self.windows.summoned = True
         try:
             with torch.no_grad():
                 for unit in self.units:
                     for name, parameter in zip(unit.names, unit.parameters):
-                        parameter.data = whole[name].to(parameter.device)
+                        parameter.data = whole.pop(name).to(parameter.device)
             yield
             if writeback:
                 self.write_parameters({name: parameter.data for unit in self.units
                                        for name, parameter in zip(unit.names, unit.parameters)})
         finally:
-            self._summoned = False
+            self.windows.summoned = False
             with torch.no_grad():
                 for unit, of_unit in zip(self.units, views):
                     for parameter, view in zip(unit.parameters, of_unit):
@@ -650,7 +712,7 @@ class Sharded:
         if self._is_detached:
             raise TesseraError("the model has left its job, and its parameters are empty: call "
                                "state_dict() before detach()", "FAILED_PRECONDITION")
-        if not self.attached or self._summoned:
+        if not self.attached or self.windows.summoned:
             return
         # Of one that was sharded before a wrapper put it into a larger module, too.
         for name, value in self.full_parameters().items():
@@ -659,7 +721,7 @@ class Sharded:
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
         """As torch's, of whole tensors. Collective: all ranks load the same."""
-        if not self.attached:
+        if not self.attached or (self.windows.summoned and not assign):
             return self._load_state_dict(state_dict, strict=strict, assign=assign)
         if assign:
             raise TesseraError("load_state_dict(assign=True): parameters are the job's memory, and "
@@ -667,6 +729,23 @@ class Sharded:
         with self.summon_full_params():
             return self._load_state_dict(state_dict, strict=strict)
 
+
+    def _refuse_forward(self, module, args):
+        del args
+        if any(p.numel() for unit in self.units for p in unit.parameters):
+            return  # Somebody gave them values again.
+        raise TesseraError(
+            f"a forward of {type(module).__name__} after detach(): its parameters are empty. Take "
+            "model.state_dict() before detach(), and load it into another model",
+            "FAILED_PRECONDITION")
+
+    def _refuse_pickle(self, protocol):
+        del protocol
+        raise TesseraError(
+            f"pickle, torch.save or copy.copy of a sharded {type(self.root).__name__}: its parameters "
+            "are the job's. Save model.state_dict(), which is collective, or "
+            "tessera.save_model(model, folder)",
+            "FAILED_PRECONDITION")
 
     def _refuse_copy(self, memo):
         del memo
@@ -677,7 +756,7 @@ class Sharded:
 
     def _apply(self, convert, *args) -> torch.nn.Module:
         """For model.to(), half(), cuda(). Errors: FAILED_PRECONDITION  another dtype or device."""
-        if not self.attached or self._summoned:
+        if not self.attached or self.windows.summoned:
             return private.apply(self.root, convert, *args)
         like = self.units[0].parameters[0]
         converted = convert(torch.empty(0, dtype=like.dtype, device=like.device))
@@ -745,6 +824,10 @@ def sharded_of(model) -> Sharded | None:
 
 def of(model) -> Sharded:
     """model.tessera. Errors: FAILED_PRECONDITION  shard() was not called."""
+    if not isinstance(model, (Sharded, torch.nn.Module)):
+        raise TesseraError(
+            f"takes the sharded model, and was given a {type(model).__name__}: an optimizer's groups of "
+            "parameters are its param_groups=", "INVALID_ARGUMENT")
     sharded = model if isinstance(model, Sharded) else sharded_of(model)
     if sharded is None:
         raise TesseraError("the model is not sharded: call tessera.shard(model) first",

@@ -42,6 +42,9 @@ def register_state_dict_hook(module: torch.nn.Module, hook) -> None:
     module._register_state_dict_hook(hook)
 
 
+# Of MultiheadAttention, which computes with their parameters without calling them.
+WITHOUT_FORWARD = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
+
 is_profiling = torch._C._autograd._profiler_enabled
 _NO_RANGE = contextlib.nullcontext()
 

@@ -10,6 +10,7 @@ import threading
 
 from ._daemons import die_with_parent
 from ._hub import JobEnded
+from ._restart import STARTED_AGAIN
 from .errors import LOST
 
 _STOP_SECONDS = 10.0
@@ -56,8 +57,9 @@ class Trainers:
         for rank in self._environments:
             threading.Thread(target=self._look_after, args=(rank,), daemon=True).start()
 
-    def _start(self, rank: int) -> subprocess.Popen | None:
-        environment = {**os.environ, **self._environments[rank], "PYTHONUNBUFFERED": "1"}
+    def _start(self, rank: int, again: bool) -> subprocess.Popen | None:
+        environment = {**os.environ, **self._environments[rank], "PYTHONUNBUFFERED": "1",
+                       STARTED_AGAIN: "1" if again else ""}
         with self._lock:
             if self._ending:
                 return None
@@ -70,9 +72,10 @@ class Trainers:
             return process
 
     def _look_after(self, rank: int) -> None:
+        again = False
         try:
             while True:
-                process = self._start(rank)
+                process = self._start(rank, again)
                 if process is None:
                     return
                 output = _Output(process, lambda line: self._say(f"[{rank}] ".encode() + line))
@@ -84,6 +87,7 @@ class Trainers:
                 output.join()
                 if not self._is_to_be_replaced(rank, status, output.last):
                     return
+                again = True
         except OSError as error:
             self._fail(f"rank {rank} cannot be started: {error}", 1)
         finally:

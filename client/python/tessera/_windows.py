@@ -12,7 +12,9 @@ import torch
 
 from . import _tensors, _torch_private as private
 from ._library import Gradient, UnitWork, lib
-from .errors import TesseraError
+from .errors import StepUndone, TesseraError
+
+_LARGE_GRADIENT_BYTES = 64 * 1024  # A hook takes about as long as to read these from memory.
 
 
 class GivenGradient(torch.Tensor):
@@ -42,13 +44,15 @@ class GivenGradient(torch.Tensor):
             return torch.Tensor._make_subclass(cls, one.expand(parameter.shape))
 
 
+_NO_GRADIENT = (Gradient * 1)(Gradient(None, -1, 0, 0))
+
+
 class _Trainable:
-    """A parameter that the job trains, and what its gradient is told to the driver by."""
+    """A parameter that the job trains."""
 
     def __init__(self, index: int, parameter):
-        self.parameter, self.marker = parameter, GivenGradient.of(parameter)
-        self.told = Gradient(None, parameter.numel(), index, 0)
-        self.address = C.byref(self.told)
+        self.index, self.parameter = index, parameter
+        self.numel, self.marker = parameter.numel(), GivenGradient.of(parameter)
 
 
 class _Forward:
@@ -56,6 +60,7 @@ class _Forward:
 
     def __init__(self, windows, unit, handle):
         self.windows, self.unit, self.handle = windows, unit, handle
+        self.number = windows.number_forward()
         self.in_backward = private.backward_id() != -1
         self.inputs = 0  # That the backward comes to last, ...
         self.left = 0    # ... of which so many are to come.
@@ -66,6 +71,8 @@ class _Forward:
 
 class Windows:
     """Drives the units of one attached model. One thread trains; backwards may run on others."""
+
+    used: "weakref.WeakSet[Windows] | None" = None  # Of all: takes down which of them have a forward.
 
     def __init__(self, units, root, attach, before_model_forward, input_dtype, reduce_dtype):
         """attach: called by the first forward; it calls bind()."""
@@ -78,13 +85,24 @@ class Windows:
         self._newest_unit = -1  # That gave one of these.
         self._node_unit = -1  # Of which a node began last, in this backward.
         self._stack: list = []
-        self._forwards = [weakref.WeakSet() for _ in units]
+        self._forwards = [weakref.WeakSet() for _ in units]  # Whose end in a backward is seen.
+        self._graphs = [weakref.WeakSet() for _ in units]  # All forwards that a backward may come to.
+        self._num_forwards = 0
+        self._first_of_step = 0  # The number of its first forward.
         self._backward = -1  # The id of the one under way.
+        self._creates_graph = False  # It has create_graph=True: its own nodes read parameters, too.
+        self._step_has_graph = False  # A backward of this step had it.
         self._trainable: list[dict[int, _Trainable]] = [{} for _ in units]
+        # By unit: an array that tells the driver of gradients, and its elements.
+        self._told: list[tuple] = []
         self.given: list[set[int]] = [set() for _ in units]  # Parameters whose gradients the job has.
+        self.lost: str | None = None  # Why gradients that a step is to use are gone.
+        self.summoned = False  # Parameters are whole, and no window's.
         self._shows_given = False  # Whether parameter.grad has the markers of these.
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []  # When the job was attached.
         self._known: set[int] = set()  # Parameters of the tree then.
+        self._in_memory: list[tuple] = []  # Parameters of the job's memory, with their names, ...
+        self._addresses: list[int] = []    # ... and where they stay.
         # Of the tree when it was looked at last: where its modules have parameters and modules, and
         # these.
         self._holders: list[dict] = []
@@ -107,13 +125,26 @@ class Windows:
                     self._frozen.append((unit.names[index], parameter))
                     continue
                 self._trainable[unit.index][index] = _Trainable(index, parameter)
-                if unit.index == root_unit:
-                    # Its backward lasts as long as the model's. Others are given when theirs ends.
+                is_root = unit.index == root_unit
+                if is_root:
                     self._hooks.append(parameter.register_hook(self._before_gradient))
+                # The root's backward lasts as long as the model's, so its gradients are given one by
+                # one. So are large ones: the job reads them while they are in a core's cache, and the
+                # next gradient can have their memory. All others are given at the end of their unit.
+                if is_root or (self.gpu < 0 and parameter.nbytes >= _LARGE_GRADIENT_BYTES):
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(
                         functools.partial(self._on_gradient, unit.index, index)))
+        self._told = [self._array_for(unit.index) for unit in self._units]
+        if self.gpu < 0:
+            self._in_memory = [(parameter, name) for unit in self._units
+                               for name, parameter in zip(unit.names, unit.parameters)]
+            self._addresses = self._find_addresses()
         self._known = {id(p) for p in self._root.parameters()}
         self._note_tree()
+
+    def number_forward(self) -> int:
+        self._num_forwards += 1
+        return self._num_forwards - 1
 
     def _hook_module(self, module, unit: int) -> None:
         self._hooks.append(module.register_forward_pre_hook(
@@ -152,10 +183,15 @@ class Windows:
     def _pre_forward(self, unit: int):
         @private.without_compiling
         def pre_forward(module, args, kwargs):
+            if self.summoned:
+                self._check_summoned()
+                return None
             if not self.driver:
                 self._attach()
             if module is self._root:
                 self._begin_model(module)
+            if Windows.used is not None:
+                Windows.used.add(self)
             handle = C.c_void_p()
             self._tell_stream()  # The memory that is opened may be another unit's until then.
             self._in_range("pre_forward", unit, lib.units_begin_forward, self.driver, unit,
@@ -169,6 +205,11 @@ class Windows:
                         _tensors.cast_floating(kwargs, self._input_dtype))
             return None
         return pre_forward
+
+    def _check_summoned(self) -> None:
+        if torch.is_grad_enabled():
+            raise TesseraError("a forward with gradients inside of summon_full_params(): train outside "
+                               "of it, or evaluate under torch.no_grad()", "FAILED_PRECONDITION")
 
     def _begin_model(self, module) -> None:
         if self._backward != -1 and private.backward_id() == -1:
@@ -195,9 +236,12 @@ class Windows:
 
     def _end_node(self, forward: _Forward, gradient) -> None:
         """A gradient of an input: the forward's nodes before it are done."""
-        del gradient
         if not self.driver or self._backward == -1:
             return
+        if self._creates_graph:
+            for tensor in _tensors.each(gradient):
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(self._before_gradient)
         forward.left -= 1
         if forward.left > 0:
             return
@@ -211,6 +255,8 @@ class Windows:
         @private.without_compiling
         def post_forward(module, args, kwargs, output):
             del args, kwargs
+            if self.summoned:
+                return  # It may run inside of a forward that has windows.
             if not self._stack or self._stack[-1][1] is not module:
                 return  # What comes before the forward failed.
             forward, _, before = self._stack.pop()
@@ -229,6 +275,7 @@ class Windows:
         return post_forward
 
     def _hook_outputs(self, forward: _Forward, output) -> None:
+        self._graphs[forward.unit].add(forward)
         hook = functools.partial(self._begin_node, forward)
         for tensor in _tensors.each(output):
             if not tensor.requires_grad or tensor.grad_fn is None:
@@ -268,19 +315,38 @@ class Windows:
         # Others begin inside of it (checkpoints), and are parts of it.
         if self._backward != -1:
             return
+        if self.summoned:
+            raise TesseraError("a backward inside of summon_full_params(): train outside of it",
+                               "FAILED_PRECONDITION")
         self._hide_given()
         self._backward, self._node_unit = private.backward_id(), -1
-        work = []
+        self._creates_graph = torch.is_grad_enabled()
+        keeps = self._creates_graph or self._step_has_graph
+        work, forwards = [], []
         for unit in self._units:
             nodes = 0
             for forward in self._forwards[unit.index]:
                 forward.left = forward.inputs
                 nodes += 1
             gradients = sum([p.requires_grad for p in unit.parameters])
+            if keeps:
+                nodes += 1  # That never ends, so that the unit stays open to the end.
+            if self._step_has_graph:
+                forwards += self._newest_forward(unit.index)
             work.append((unit.index, nodes, gradients))
         array = (UnitWork * len(work))(*work)
         lib.units_begin_backward(self.driver, array, len(work))
         private.queue_end_of_backward(self._end_backward)
+        self._step_has_graph = keeps
+        # No hook says which unit's parameters a node of such a graph reads.
+        for forward in reversed(forwards):
+            self._tell_stream()
+            lib.units_begin_node(self.driver, forward.handle)
+
+    def _newest_forward(self, unit: int) -> list[_Forward]:
+        """Of this step, as on the other ranks. None: the list is empty."""
+        of_step = [f for f in self._graphs[unit] if f.number >= self._first_of_step]
+        return [max(of_step, key=lambda forward: forward.number)] if of_step else []
 
     def _end_backward(self) -> None:
         if not self.driver:
@@ -291,7 +357,9 @@ class Windows:
         self._backward = -1
         self._tell_stream()
         try:
-            lib.units_end_backward(self.driver, 0)
+            # With a graph of its own, units stay open: until a backward without one ends, or the next
+            # forward or step begins.
+            lib.units_end_backward(self.driver, self._creates_graph)
         finally:
             self._reading.clear()
             self._show_given()
@@ -311,55 +379,63 @@ class Windows:
             self._show_given()
 
     def _before_gradient(self, gradient) -> None:
-        """Where the backward has come to no unit's output yet: before autograd adds to a marker."""
+        """Where the backward may have come to no unit's output yet: before autograd adds to a marker,
+        or reads parameters in a graph that another backward made."""
         del gradient
         if self.driver:
             self.begin_backward()
 
     def _on_gradient(self, unit: int, index: int, parameter) -> None:
-        if not self.driver:
+        # Backwards inside of this one (checkpoints) may each have a part of it, of which the sum counts.
+        if not self.driver or self._backward != private.backward_id():
             return
         if parameter.grad is None:
-            lib.units_gradient(self.driver, unit, None)
+            lib.units_gradients(self.driver, unit, _NO_GRADIENT, 1)
         else:
-            self._in_range("reduce", unit, self._give_one, unit, index)
+            self._give(unit, self._trainable[unit][index])
 
-    def _give(self, unit: int) -> None:
+    def _give(self, unit: int, only: _Trainable | None = None) -> None:
         """Gives the job the gradients of the unit that there are since the last time."""
         if unit < 0:
             return
-        there = [index for index, trainable in self._trainable[unit].items()
-                 if trainable.parameter.grad is not None]
-        if there:
-            self._in_range("reduce", unit, self._give_all, unit, there)
+        # On a GPU, where autograd has several threads, another one may be here, too.
+        told, entries = self._told[unit] if self.gpu < 0 else self._array_for(unit)
+        there, values = [], []
+        for trainable in self._trainable[unit].values() if only is None else (only,):
+            gradient = trainable.parameter.grad
+            if gradient is not None:
+                values.append(self._tell(entries[len(there)], unit, trainable, gradient))
+                there.append(trainable.index)
+        if not there:
+            return
+        if self.gpu >= 0:
+            self._tell_stream()
+            self._reading.setdefault(unit, []).extend(values)
+        self.given[unit].update(there)
+        self._in_range("reduce", unit, lib.units_gradients, self.driver, unit, told, len(there))
+        if self.gpu >= 0:
+            self._forget_read(unit)
 
-    def _give_all(self, unit: int, indices) -> None:
-        for index in indices:
-            self._give_one(unit, index)
+    def _array_for(self, unit: int) -> tuple:
+        array = (Gradient * len(self._trainable[unit]))()
+        return array, list(array)
 
-    def _give_one(self, unit: int, index: int) -> None:
-        trainable = self._trainable[unit][index]
-        parameter, told = trainable.parameter, trainable.told
-        gradient, parameter.grad = parameter.grad, None
+    def _tell(self, entry: Gradient, unit: int, trainable: _Trainable, gradient):
+        """Takes the gradient out of its parameter. Returns what has its values in the job's form."""
+        trainable.parameter.grad = None
         if gradient.requires_grad:
             raise TesseraError(
-                f"the gradient of parameter '{self._units[unit].names[index]}' needs a gradient"
-                " itself (create_graph=True), and the job cannot keep that: take it by "
+                f"the gradient of parameter '{self._units[unit].names[trainable.index]}' needs a "
+                "gradient itself (create_graph=True), and the job cannot keep that: take it by "
                 "torch.autograd.grad", "UNIMPLEMENTED")
         if gradient.layout is not torch.strided:
             gradient = gradient.to_dense()
-        if self.gpu >= 0:
-            self._tell_stream()
-            if gradient.dtype not in (self._reduce_dtype, *_tensors.FULL):
-                gradient = gradient.float()  # The GPU's kernels know one half type of a unit.
+        if self.gpu >= 0 and gradient.dtype not in (self._reduce_dtype, *_tensors.FULL):
+            gradient = gradient.float()  # The GPU's kernels know one half type of a unit.
         gradient = gradient.contiguous()
-        told.values, told.dtype = gradient.data_ptr(), _tensors.CODES[gradient.dtype]
-        if self.gpu >= 0:
-            self._reading.setdefault(unit, []).append(gradient)
-        lib.units_gradient(self.driver, unit, trainable.address)
-        if self.gpu >= 0:
-            self._forget_read(unit)
-        self.given[unit].add(index)
+        entry.values, entry.elements = gradient.data_ptr(), trainable.numel
+        entry.parameter, entry.dtype = trainable.index, _tensors.CODES[gradient.dtype]
+        return gradient
 
     def _forget_read(self, unit: int) -> None:
         """Lets go of gradients that the GPU has read: looked at where a backward is at a new unit."""
@@ -372,7 +448,12 @@ class Windows:
     # --- Steps ---
 
     def check_given(self) -> None:
-        """Errors: FAILED_PRECONDITION  a gradient was set or reset by hand."""
+        """Before a step is taken. Errors: FAILED_PRECONDITION  a gradient was set or reset by hand;
+        StepUndone"""
+        self._step_has_graph, self._first_of_step = False, self._num_forwards
+        lost, self.lost = self.lost, None
+        if lost is not None:
+            raise StepUndone(lost, "ABORTED")
         self._check_markers()
         for unit, trainables, given in zip(self._units, self._trainable, self.given):
             for index, trainable in trainables.items():
@@ -413,6 +494,14 @@ class Windows:
 
     def check_model(self) -> None:
         """Errors: FAILED_PRECONDITION  a parameter that the job would silently not train."""
+        addresses = self._find_addresses()
+        if addresses != self._addresses:
+            moved = next(i for i, address in enumerate(addresses) if address != self._addresses[i])
+            raise TesseraError(
+                f"parameter '{self._in_memory[moved][1]}' was given other memory, by assigning to its "
+                ".data or by set_(), and the job does not have what is in it: set values within "
+                "model.tessera.summon_full_params(), or give a module whose values your code sets "
+                "to shard(ignored_modules=[...])", "FAILED_PRECONDITION")
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise TesseraError(
@@ -430,6 +519,9 @@ class Windows:
                     "would not train it: register it before shard()", "FAILED_PRECONDITION")
         self._note_tree()
 
+    def _find_addresses(self) -> list[int]:
+        return [parameter.data_ptr() for parameter, _ in self._in_memory]
+
     def _note_tree(self) -> None:
         self._holders = [holder for module in self._root.modules()
                          for holder in private.holders(module)]
@@ -437,6 +529,7 @@ class Windows:
 
     def forget_gradients(self, units=None) -> None:
         """They are the job's no longer: a step took them, or they were dropped."""
+        self.lost = None
         for unit in self._units if units is None else units:
             for trainable in self._trainable[unit.index].values():
                 trainable.parameter.grad = None

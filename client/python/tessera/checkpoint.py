@@ -20,16 +20,19 @@ from .errors import TesseraError
 def register_state(name: str, state, model) -> None:
     """`state` (with state_dict() and load_state_dict()) is in each checkpoint of the model's job.
 
-    Each rank saves its own: a data loader's position, say. What state_dict() returns must be
+    Each rank saves its own: a data loader's position, say. Where more ranks continue than have saved,
+    load() says what the others get. What state_dict() returns must be
     readable by torch.load(weights_only=True): tensors, numbers, strings, lists and dicts.
     In a checkpoint that `tessera save` requests, a state that can be iterated over (a loader) is as
     opt.step() leaves it, and all others (LR schedulers, averages) as the loop leaves them: what
-    the next forward or step finds.
+    the next forward or step finds. One that is registered after load() is set from it then.
     """
     if not (hasattr(state, "state_dict") and hasattr(state, "load_state_dict")):
         raise TesseraError(f"state '{name}' has no state_dict() and load_state_dict()",
                            "INVALID_ARGUMENT")
-    _sharded.of(model).states[name] = state
+    sharded = _sharded.of(model)
+    sharded.states[name] = state
+    _own_state.claim(sharded, name)
 
 
 def _path(path) -> bytes:
@@ -45,7 +48,7 @@ def save(model, path, *, in_background: bool = False, keep_newest: int = 0,
     stay in the parent folder; 0: all.
     """
     sharded = _sharded.of(model)
-    sharded._require_attached()
+    sharded.check_whole("save()")
     sharded.make_requested_save()
     own = _own_state.of_step(sharded, random_state)
     _own_state.add_of_loop(sharded, own)
@@ -69,9 +72,11 @@ def load(model, path, *, strict: bool = True, model_only: bool = False) -> dict:
     """Continues from a checkpoint. Returns {"step": ..., "missing": [...], "unexpected": [...]}.
 
     The job may have another world size, other units and another strategy than the one that saved.
+    Ranks that the saved job did not have take LR schedulers and modules that were registered, and
+    param groups, from what rank 0 saved; nothing else.
     """
     sharded = _sharded.of(model)
-    sharded._require_attached()
+    sharded.check_whole("load()")
     sharded.make_requested_save()
     description, own, size = C.c_void_p(), C.c_void_p(), C.c_size_t()
     sharded.windows.await_gpu()
@@ -87,7 +92,7 @@ def load(model, path, *, strict: bool = True, model_only: bool = False) -> dict:
     if not model_only:
         program.continues = True
         if state:
-            _own_state.take(sharded, state)
+            _own_state.take(sharded, state, sharded.rank < loaded["world_size"])
     return loaded
 
 
@@ -99,7 +104,7 @@ def save_model(model, path, *, dtype: torch.dtype | None = None, max_file_bytes:
         raise TesseraError(f"dtype: {dtype} is not float32, bfloat16 or float16",
                            "INVALID_ARGUMENT")
     sharded = _sharded.of(model)
-    sharded._require_attached()
+    sharded.check_whole("save_model()")
     sharded.between_steps(
         lambda: lib.save_model(sharded.session, _path(path), max_file_bytes, name))
 
@@ -114,6 +119,7 @@ def load_model(model, path, *, strict: bool = True) -> dict:
     """
     sharded = _sharded.of(model)
     sharded.attach()
+    sharded.check_whole("load_model()")
     sharded.make_requested_save()
     sharded.windows.await_gpu()
 

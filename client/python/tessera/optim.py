@@ -8,7 +8,7 @@ import json
 
 import torch
 
-from . import _random, _sharded, _tensors
+from . import _sharded, _tensors
 from ._library import FILL, READ, Callbacks, Part, StepResult, lib
 from ._restart import program
 from .errors import StepUndone, TesseraError
@@ -136,12 +136,14 @@ class JobOptimizer(torch.optim.Optimizer):
             take()
             return None
 
-        def body():
-            loss = closure()
-            take()
-            return loss
+        losses = []  # The step may be decided although its result is lost.
 
-        return self.sharded.run_step(body)
+        def body():
+            losses.append(closure())
+            take()
+
+        self.sharded.run_step(body)
+        return losses[-1] if losses else None
 
     last: StepResult | None = None
     # A GradScaler's: the gradient is scaled; by what the step divides it; what is not is an error.
@@ -234,6 +236,7 @@ class JobOptimizer(torch.optim.Optimizer):
             if len(mine["params"]) != len(given["params"]):
                 raise TesseraError("a param group of another size", "INVALID_ARGUMENT")
             self._check_formula(given)
+        program.continues = True
         self.sharded.make_requested_save()  # Which has the present ones.
         for mine, given in zip(self.param_groups, state_dict["param_groups"]):
             # Adam or AdamW: that is the class's.
@@ -315,6 +318,11 @@ class AdamW(JobOptimizer):
                          weight_decay=weight_decay)
 
 
+# Of torch and others, in lower case: of these a rank's slices would be trained to other values.
+_NOT_ELEMENTWISE = frozenset(
+    ["adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap", "distributedshampoo"])
+
+
 class LocalOptimizer(torch.optim.Optimizer):
     """Any elementwise optimizer of torch on this rank's own slices of the parameters.
 
@@ -322,6 +330,7 @@ class LocalOptimizer(torch.optim.Optimizer):
 
     `make` gets flat tensors, one for each parameter of which this rank has a part. What the
     optimizer remembers is this process's: it is not in the job's checkpoints.
+    Errors: UNIMPLEMENTED  one that is known not to be elementwise (Adafactor, LBFGS, Muon, ...).
     """
 
     def __init__(self, model, make, *, max_grad_norm: float = 0.0):
@@ -341,7 +350,16 @@ class LocalOptimizer(torch.optim.Optimizer):
             gradient = _tensors.at(part.gradient, (part.numel,), dtype)
             self._parts.append((index, local, gradient))
         self.inner = make([local for _, local, _ in self._parts])
+        self._check_elementwise()
         self.sharded.optimizer = self
+
+    def _check_elementwise(self) -> None:
+        known = _NOT_ELEMENTWISE.intersection(c.__name__.lower() for c in type(self.inner).__mro__)
+        if known:
+            raise TesseraError(
+                f"LocalOptimizer with {type(self.inner).__name__}: what it does to an element depends on "
+                "the rest of the parameter, and a rank has a slice of it: use an elementwise optimizer,"
+                " as torch.optim.RMSprop or tessera.AdamW", "UNIMPLEMENTED")
 
     @property
     def param_groups(self):
@@ -366,7 +384,7 @@ class LocalOptimizer(torch.optim.Optimizer):
 
     def _take(self) -> None:
         windows = self.sharded.windows
-        windows.check_model()
+        self.sharded.check_step()
         windows.begin_step()
         windows.check_given()
         windows.await_gpu()
@@ -391,18 +409,17 @@ class LocalOptimizer(torch.optim.Optimizer):
             self._take()
             return None
         before = _copy_state(self.inner.state_dict())
-        tries = 0
+        losses = []
 
         def body():
-            nonlocal tries
-            if tries:
+            if losses:
                 self.inner.load_state_dict(_copy_state(before))
-            tries += 1
-            loss = closure()
+            losses.append(None)
+            losses[-1] = closure()
             self._take()
-            return loss
 
-        return self.sharded.run_step(body)
+        self.sharded.run_step(body)
+        return losses[-1] if losses else None
 
 
 def _copy_state(value):
@@ -425,14 +442,6 @@ def repeatable(model):
         def step(*args, **kwargs):
             sharded = _sharded.of(model)
             sharded.attach()
-            number, random_state = lib.next_step(sharded.session), _random.capture()
-            while True:
-                try:
-                    return function(*args, **kwargs)
-                except StepUndone:
-                    sharded.recover()
-                    if lib.next_step(sharded.session) > number:
-                        return None  # It was decided before the process died.
-                    _random.restore(random_state)
+            return sharded.run_step(lambda: function(*args, **kwargs))
         return step
     return decorate

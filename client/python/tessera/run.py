@@ -14,7 +14,7 @@ died. One that exits with another error ends the job, on all nodes. So does a no
 Lines of trainers begin with [rank]. Trainers see torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT) and TESSERA_COORDINATOR, TESSERA_WORKER,
 TESSERA_JOB, over several nodes also TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or
-TESSERA_INSECURE_CONNECT.
+TESSERA_INSECURE_CONNECT; and OMP_NUM_THREADS, unless it is set: the node's cores / ranks, at least 1.
 Exit status, the same on all nodes: 0 if all trainers exited with 0; that of the first trainer that
 exited with an error (128 + N: killed by signal N too often); 75 if a node, a launcher or a daemon is
 gone or did not come, or trainers exited with 75 too often, so that another try may help; 1 for other
@@ -30,10 +30,10 @@ import socket
 import sys
 import tempfile
 
-from . import _slurm
+from . import _cores, _slurm
 from ._cluster import Cluster
-from ._coordinator import delete_job
-from ._daemons import Daemons
+from ._coordinator import delete_jobs
+from ._daemons import Daemons, launchers_worker
 from ._hub import JobEnded, say
 from ._nodes import Nodes, listen
 from ._protection import Certificates, Insecure
@@ -141,6 +141,7 @@ def _environments(given: argparse.Namespace, common: dict[str, str]) -> dict[int
     """Of this node's trainers, by rank."""
     local = given.nproc_per_node
     first = given.node_rank * local
+    common = {**_cores.environment(local), **common}
     return {first + index: {
         **common, "TESSERA_JOB": given.job, "RANK": str(first + index), "LOCAL_RANK": str(index),
         "WORLD_SIZE": str(given.nnodes * local), "LOCAL_WORLD_SIZE": str(local),
@@ -224,7 +225,7 @@ class _OneOfSeveral:
             self._start_coordinator()
         else:
             # Its shards ended with the workers of those launchers.
-            delete_job(self._coordinator, self._given.job, self._protection.client_flags(),
+            delete_jobs(self._coordinator, self._given.job, self._protection.client_flags(),
                        self._given.join_timeout)
         say(f"node 0 waits for {self._given.nnodes - 1} more at {self._given.rendezvous}, up to "
             f"{self._given.join_timeout:.0f} s")
@@ -238,9 +239,8 @@ class _OneOfSeveral:
 
     def start(self) -> dict[str, str]:
         master_port, address = self._joined
-        # Ranks go to workers in the order of the workers' ids.
         self._daemons.start_worker(
-            self._coordinator, f"node-{self._given.node_rank:05}", self._given.nproc_per_node,
+            self._coordinator, launchers_worker(self._given.node_rank), self._given.nproc_per_node,
             "--data-host", self._given.data_host or address, *self._protection.worker_flags(),
             *self._given.worker_flag)
         return {**self._protection.environment(), "TESSERA_COORDINATOR": self._coordinator,

@@ -293,6 +293,26 @@ class TransformersMisuseTest(Case):
             self.trainer().train(resume_from_checkpoint=True)
 
 
+class Seq2SeqTest(Case):
+    kind = "seq2seq"
+
+    def test_ranks_generate_texts_of_different_lengths(self):
+        needs("accelerate", "transformers")
+        out = self.train("t5", 2, max_steps=30, learning_rate=3e-2)
+        plain = trainer.t5()
+        plain.load_state_dict(torch.load(out / "model.pt"))
+        found = torch.tensor(self.log_of(out))
+        lengths = []
+        for first in range(0, 16, 4):
+            rows = torch.stack([row["input_ids"] for row in trainer.sequences()[first:first + 4]])
+            expected = plain.generate(rows, max_length=10)
+            lengths.append(expected.shape[1])
+            padded = torch.nn.functional.pad(expected, (0, found.shape[1] - expected.shape[1]))
+            self.assertEqual(found[first:first + 4].tolist(), padded.tolist())
+        # Of the batches that the ranks have at once.
+        self.assertNotEqual(lengths[::2], lengths[1::2], "one takes more forwards than the other")
+
+
 class AccelerateTest(Case):
     kind = "accelerate"
 

@@ -1,6 +1,6 @@
 """One rank of integrations_test: integrations_trainer.py KIND OUT OPTIONS (JSON).
 
-KIND: transformers, accelerate, lightning or batches. OPTIONS["plain"]: one process, no tessera.
+KIND: transformers, seq2seq, accelerate, lightning or batches. OPTIONS["plain"]: one process, no tessera.
 Rank 0 writes its log to OUT/log.json, and the model's state to OUT/model.pt.
 """
 
@@ -57,9 +57,27 @@ def tokens(rows=32):
     return [{"input_ids": row, "labels": row} for row in made]
 
 
-def arguments_of_transformers(out, **changed):
+def t5():
     import transformers
-    return transformers.TrainingArguments(**{
+    torch.manual_seed(1)
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(
+        vocab_size=16, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, dropout_rate=0.0,
+        decoder_start_token_id=0))
+
+
+def sequences(rows=16):
+    """Four with a short answer, four with a long one, and so on."""
+    made = []
+    for i in range(rows):
+        tokens = 1 + i // 4 % 2 * 4
+        labels = [9] * tokens + [1] + [-100] * (6 - tokens)  # It ends, and is filled up.
+        made.append({"input_ids": torch.full((4,), 2 + tokens), "labels": torch.tensor(labels)})
+    return made
+
+
+def arguments_of_transformers(out, kind=None, **changed):
+    import transformers
+    return (kind or transformers.TrainingArguments)(**{
         "output_dir": str(out), "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4,
         "max_steps": 6, "logging_steps": 1, "learning_rate": 1e-3, "weight_decay": 0.1,
         "warmup_steps": 2, "use_cpu": True, "report_to": [], "save_strategy": "no",
@@ -85,6 +103,21 @@ def train_transformers(out, options):
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(str(out / "final"))
     return model, trainer.state.log_history
+
+
+def train_seq2seq(out, options):
+    import transformers
+    from tessera.integrations.transformers import Seq2SeqTrainer
+    model = t5()
+    trainer = Seq2SeqTrainer(
+        model=model, train_dataset=sequences(), eval_dataset=sequences(), args=arguments_of_transformers(
+            out, transformers.Seq2SeqTrainingArguments, predict_with_generate=True,
+            generation_max_length=10, eval_strategy="steps", eval_steps=3, **options))
+    before = trainer.predict(sequences()).predictions
+    trainer.train()
+    found = trainer.predict(sequences()).predictions
+    assert found.shape != before.shape or (found != before).any()
+    return model, found.tolist()
 
 
 def train_accelerate(out, options):
@@ -208,8 +241,9 @@ def main():
     kind, out, options = sys.argv[1], pathlib.Path(sys.argv[2]), json.loads(sys.argv[3])
     out.mkdir(exist_ok=True)
     torch.manual_seed(1)
-    train = {"transformers": train_transformers, "accelerate": train_accelerate,
-             "lightning": train_lightning, "batches": train_batches}[kind]
+    train = {"transformers": train_transformers, "seq2seq": train_seq2seq,
+             "accelerate": train_accelerate, "lightning": train_lightning,
+             "batches": train_batches}[kind]
     model, log = train(out, options)
     state = model.state_dict()
     if RANK == 0:

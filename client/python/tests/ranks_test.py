@@ -328,28 +328,122 @@ tessera.SGD(tessera.shard(torch.nn.Linear(2, 2)))
         self.assertIn("waited too long", process.stderr)
         self.assertIn("rank 1 has no trainer", process.stderr)
 
-    def test_a_rank_that_has_left_is_named_by_those_that_still_call(self):
-        script = self.folder / "left.py"
+    def test_a_job_undoes_no_step_before_its_trainers_have_waited_long_enough(self):
+        script = self.folder / "timeouts.py"
         script.write_text("""
+import subprocess, sys, torch, tessera
+from tessera._daemons import programs_folder
+tessera.init(timeouts={"operation": float(sys.argv[1])} if sys.argv[1] else {})
+models = [tessera.shard(torch.nn.Linear(2, 2), job=f"model{i}") for i in range(int(sys.argv[2]))]
+tessera.SGD(models[0])
+print(subprocess.check_output([programs_folder() / "tessera", "dump", "model0", "--coordinator",
+                               models[0].tessera._context.coordinator], text=True))
+""")
+        # With several models the end of such a wait may be the only way on.
+        for operation, models, milliseconds in (("", 1, 660_000), ("100", 1, 160_000),
+                                                ("100", 2, 160_000), ("", 2, 120_000),
+                                                ("1e9", 1, 7 * 86_400_000)):
+            with self.subTest(operation=operation, models=models):
+                output = subprocess.check_output(
+                    [sys.executable, script, operation, str(models)], stdin=subprocess.DEVNULL,
+                    text=True, timeout=100)
+                self.assertIn(f"collective_timeout_ms: {milliseconds}\n", output)
+
+    def run_script(self, name, script, world_size=2):
+        """Ranks of it, in a cluster of their own."""
+        path = self.folder / f"{name}.py"
+        path.write_text(script)
+        addresses = self.cluster(name, world_size)
+        self.processes += [subprocess.Popen(
+            [sys.executable, path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, **addresses, "RANK": str(rank), "WORLD_SIZE": str(world_size)})
+            for rank in range(world_size)]
+        return self.processes[-world_size:]
+
+    def test_a_rank_that_has_left_is_named_by_those_that_still_call(self):
+        for what, call in (("state", "model.state_dict()"), ("step", "step()")):
+            with self.subTest(call):
+                left, other = self.run_script(what, f"""
 import torch, tessera
-tessera.init(timeouts={"operation": 2.0})
+tessera.init(timeouts={{"operation": 2.0}})
 torch.manual_seed(1)
 model = tessera.shard(torch.nn.Linear(2, 2))
 opt = tessera.SGD(model)
-model(torch.ones(1, 2)).sum().backward()
-opt.step()
+def step():
+    model(torch.ones(1, 2)).sum().backward()
+    opt.step()
+step()
 if model.tessera.rank == 0:
-    model.state_dict()
+    {call}
 """)
-        addresses = self.cluster("left", 2)
-        self.processes += [subprocess.Popen(
-            [sys.executable, script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, **addresses, "RANK": str(rank), "WORLD_SIZE": "2"})
-            for rank in range(2)]
-        output, _ = self.processes[0].communicate(timeout=120)
-        self.finish(self.processes[1])
-        self.assertRegex(output, "TesseraError: waited too long for .*: rank 1 has no trainer")
+                output, _ = left.communicate(timeout=120)
+                self.finish(other)
+                self.assertEqual(left.returncode, 1, output)
+                self.assertRegex(output,
+                                 "TesseraError: waited too long for .*: rank 1 has no trainer")
+
+    def test_ranks_that_the_saved_job_did_not_have_continue_its_schedule(self):
+        for world_size in (2, 4):
+            for process in self.run_script(f"of{world_size}", f"""
+import os, torch, tessera
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(4, 4))
+opt = tessera.SGD(model, lr=0.1)
+class Loader:
+    taken = 0
+    def __iter__(self): yield
+    def state_dict(self): return {{"taken": self.taken}}
+    def load_state_dict(self, state): self.taken = state["taken"]
+loader = Loader()
+scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
+late = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))
+tessera.register_state("scheduler", scheduler, model)
+tessera.register_state("loader", loader, model)
+rank = model.tessera.rank
+def step():
+    model(torch.ones(1, 4)).sum().backward()
+    opt.step()
+    scheduler.step()
+if {world_size} == 2:
+    tessera.register_state("late", late, model)
+    for _ in range(3):
+        step()
+    loader.taken = 3
+    late.n_averaged += 5
+else:
+    tessera.load(model, {str(self.folder / "saved")!r})
+    assert scheduler.last_epoch == 3 and opt.param_groups[0]["lr"] == 0.0125, scheduler.state_dict()
+    assert loader.taken == (3 if rank < 2 else 0), loader.taken
+    tessera.register_state("late", late, model)
+    assert late.n_averaged == 5
+    step()
+tessera.save(model, {str(self.folder / "saved")!r})
+""", world_size):
+                self.finish(process)
+
+    def test_a_rank_evaluates_alone_where_parameters_are_summoned(self):
+        for process in self.run_script("alone", """
+import torch, tessera
+tessera.init()
+torch.manual_seed(1)
+plain = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+model = tessera.shard(torch.nn.Sequential(*plain), units=torch.nn.Linear)
+opt = tessera.SGD(model, lr=0.1)
+for i in range(3):
+    model(torch.full((2, 4), i + 1.0)).sum().backward()
+    opt.step()
+    values = model.state_dict()
+    with torch.no_grad(), model.tessera.summon_full_params(writeback=False):
+        if model.tessera.rank == 0:
+            found = [model(torch.full((1, 4), float(j))) for j in range(i + 1)]
+    if model.tessera.rank == 0:
+        other = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+        other.load_state_dict(values)
+        assert all(torch.equal(y, other(torch.full((1, 4), float(j)))) for j, y in enumerate(found))
+"""):
+            self.finish(process)
 
     def test_several_nodes_need_addresses(self):
         environment = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}

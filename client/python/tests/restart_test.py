@@ -277,6 +277,96 @@ for step in range(3):
         output = self.finish(run("-n", 2, script, env=self.environment), status=1)
         self.assertIn("the program is not to be started again", output)
 
+    def test_a_killed_trainer_that_would_begin_at_the_first_step_again_ends_the_job(self):
+        script = self.script("""
+import os, pathlib, signal, sys, torch, tessera
+mark = pathlib.Path(sys.argv[1]) / "mark"
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(8, 8))
+opt = tessera.SGD(model, lr=0.1)
+for step in range(3):
+    def closure():
+        if step == 1 and os.environ["RANK"] == "1" and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.full((2, 8), step + 1.0)).square().mean().backward()
+    opt.step(closure)
+""")
+        output = self.finish(run("-n", 2, script, self.folder, env=self.environment), status=1)
+        self.assertIn("started again after a process died, at step 2, and cannot go on: it would begin "
+                      "at its first step", output)
+
+    def test_a_killed_trainer_brings_its_learning_rate_to_the_step(self):
+        script = self.script("""
+import os, pathlib, signal, sys, torch, tessera
+folder, name, catches_up = pathlib.Path(sys.argv[1]), sys.argv[2], len(sys.argv) > 3
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(8, 8))
+opt = tessera.AdamW(model, lr=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 6)
+if catches_up:
+    for _ in range(model.tessera.next_step - 1):
+        schedule.step()
+while model.tessera.next_step <= 6:
+    def closure():
+        if model.tessera.next_step == 4 and name != "undisturbed" and model.tessera.rank == 1:
+            if not (folder / name).exists():
+                (folder / name).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        loss = model(torch.full((2, 8), float(model.tessera.next_step))).square().mean()
+        loss.backward()
+        return loss
+    assert opt.step(closure).item() > 0
+    schedule.step()
+torch.save(model.state_dict(), folder / f"{name}.pt")
+""")
+        for name in "undisturbed", "killed":
+            self.finish(run("-n", 2, script, self.folder, name, "catches up", env=self.environment))
+        expected = torch.load(self.folder / "undisturbed.pt")
+        for key, value in torch.load(self.folder / "killed.pt").items():
+            self.assertTrue(torch.equal(value, expected[key]), key)
+        output = self.finish(run("-n", 2, script, self.folder, "forgets", env=self.environment),
+                             status=1)
+        self.assertIn("has to bring its learning-rate schedule to this step", output)
+
+    def test_a_closure_after_other_batches_of_its_step_is_not_run_without_them(self):
+        script = self.script("""
+import os, pathlib, signal, sys, torch, tessera
+folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(8, 8))
+opt = tessera.SGD(model, lr=0.1)
+while model.tessera.next_step <= 4:
+    step = model.tessera.next_step
+    model(torch.full((2, 8), float(step))).square().mean().backward()
+    def closure():
+        if step == 3 and name == "killed" and os.environ["RANK"] == "1":
+            if not (folder / "mark").exists():
+                (folder / "mark").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.full((2, 8), -2.0 * step)).square().mean().backward()
+    opt.step(closure)
+torch.save(model.state_dict(), folder / f"{name}.pt")
+""")
+        for name in "undisturbed", "killed":
+            self.finish(run("-n", 2, script, self.folder, name, env=self.environment))
+        expected = torch.load(self.folder / "undisturbed.pt")
+        for key, value in torch.load(self.folder / "killed.pt").items():
+            self.assertTrue(torch.equal(value, expected[key]), key)
+        torch.manual_seed(1)
+        plain = torch.nn.Linear(8, 8)
+        opt = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for step in range(1, 5):
+            opt.zero_grad()
+            for value in (float(step), -2.0 * step):
+                plain(torch.full((2, 8), value)).square().mean().backward()
+            opt.step()
+        for key, value in plain.state_dict().items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-5)
+
     def test_a_program_that_differs_by_itself_is_started_again_once_and_then_ends(self):
         script = self.script("""
 import os, pathlib, signal, sys, torch, tessera

@@ -1,5 +1,6 @@
 """python -m tessera.run: a node's job as one command."""
 
+import math
 import os
 import pathlib
 import signal
@@ -9,6 +10,7 @@ import unittest
 
 import torch
 
+from tessera import _cores
 from command_case import TRAINER, CommandCase, descendants_with, run
 
 
@@ -59,6 +61,39 @@ if model.tessera.rank == 0: print("loss", loss.item())
              "print('torch' in sys.modules, hasattr(tessera, 'no_such_name'))"],
             check=True, capture_output=True, text=True, timeout=100).stdout
         self.assertEqual(loaded.splitlines(), ["[]", "True False"])
+
+    def threads_of_ranks(self, ranks, cores, **environment):
+        script = self.script("import os\nprint('threads', os.environ['OMP_NUM_THREADS'])\n")
+        clean = {k: v for k, v in self.environment.items() if k != "OMP_NUM_THREADS"}
+        output = self.finish(run("-n", ranks, script, env={**clean, **environment},
+                                 preexec_fn=lambda: os.sched_setaffinity(0, cores)))
+        return [int(line.split()[-1]) for line in output.splitlines() if " threads " in line]
+
+    def test_its_ranks_share_the_cores_that_it_may_run_on(self):
+        cores = sorted(os.sched_getaffinity(0))
+        for given in (cores[:1], cores):
+            alone, = self.threads_of_ranks(1, given)
+            # A core may have two hardware threads; a quota may be less.
+            least = min(len(given) // 2, _cores.quota(
+                pathlib.Path("/proc/self/cgroup").read_text(), pathlib.Path("/sys/fs/cgroup")))
+            self.assertIn(alone, range(max(1, int(least)), len(given) + 1))
+            self.assertEqual(self.threads_of_ranks(3, given), [max(1, alone // 3)] * 3)
+        self.assertEqual(self.threads_of_ranks(1, cores[:1], OMP_NUM_THREADS="5"), [5])
+
+    def test_a_quota_of_a_cgroup_or_of_one_around_it_counts_as_fewer_cores(self):
+        root = self.folder / "cgroup"
+        (root / "pods/pod").mkdir(parents=True)
+        of = lambda membership: _cores.quota(membership, root)
+        self.assertEqual(of("0::/pods/pod\n"), math.inf)
+        (root / "pods/pod/cpu.max").write_text("max 100000\n")
+        self.assertEqual(of("0::/pods/pod\n"), math.inf)
+        (root / "pods/cpu.max").write_text("350000 100000\n")
+        self.assertEqual(of("1:cpu:/x\n0::/pods/pod\n"), 3.5)
+        (root / "pods/pod/cpu.max").write_text("200000 100000\n")
+        self.assertEqual(of("0::/pods/pod\n"), 2)
+        self.assertEqual(of("0::/\n"), math.inf)
+        self.assertEqual(of("0::/../outside\n"), math.inf)
+        self.assertEqual(of("1:cpu:/x\n"), math.inf)
 
     def test_interrupting_it_leaves_nothing(self):
         script = self.script("import signal, os\nprint('waits', flush=True)\nsignal.pause()\n")

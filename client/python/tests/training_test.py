@@ -1,6 +1,7 @@
 """One rank: training code as people write it, beside the plain module that it was copied from."""
 
 import copy
+import io
 import os
 import pathlib
 import subprocess
@@ -221,6 +222,11 @@ class TrainingTest(Case):
         other.load_state_dict(sharded.state_dict())
         self.assert_same(other, sharded)
 
+    def test_a_sharded_model_is_not_pickled_but_says_what_is(self):
+        _, sharded = self.pair()
+        with self.assertRaisesRegex(tessera.TesseraError, "Save model.state_dict"):
+            torch.save(sharded, io.BytesIO())
+
     def test_a_state_that_cannot_be_saved_fails_the_requested_save_alone(self):
         class Broken:
             def state_dict(self):
@@ -233,7 +239,7 @@ class TrainingTest(Case):
         opt = tessera.SGD(sharded, lr=0.1)
         tessera.register_state("broken", Broken(), sharded)
         command = [os.path.join(os.environ["TESSERA_PROGRAMS"], "tessera"), "save", "--to",
-                   pathlib.Path(_folder.name) / "never", "--job", sharded.tessera._job_id(),
+                   pathlib.Path(_folder.name) / "never", "--job", sharded.tessera.job_id(),
                    "--coordinator", sharded.tessera._context.coordinator]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as save:
             deadline = time.monotonic() + 60
@@ -292,6 +298,15 @@ class TrainingTest(Case):
         again.load_state_dict(torch.amp.GradScaler("cpu", init_scale=3.0).state_dict()
                               | {"scale": 3.0, "_growth_tracker": 1})
         self.assertEqual(again.get_scale(), 3.0)
+
+    def test_linear_layers_that_attention_computes_with_itself_are_no_units(self):
+        plain = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        _, sharded = self.pair(plain, units=nn.Linear)
+        x = batches(1, rows=6, width=8)[0].view(2, 3, 8)
+        self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=0.1),
+                   tessera.SGD(sharded, lr=0.1),
+                   step=lambda model: model(x).square().mean().backward())
+        self.assert_same(plain, sharded)
 
     def test_accumulation_adds_up(self):
         for sync in (True, False):
@@ -471,6 +486,39 @@ class TrainingTest(Case):
                    tessera.SGD(sharded, lr=1e-3))
         self.assert_same(plain, sharded)
 
+    def test_large_gradients_are_the_jobs_before_their_unit_is_through(self):
+        given = []
+
+        class Watched(Block):
+            def forward(self, x):
+                hidden = torch.relu(self.up(x))
+                if hidden.requires_grad:  # down's gradients come before that of its input.
+                    hidden.register_hook(lambda _: given.append(self.down.weight.grad is None))
+                return x + self.down(hidden)
+
+        for width in (8, 160):
+            model = self.shard(nn.Sequential(Watched(width), nn.Linear(width, 1)), Watched)
+            tessera.SGD(model)
+            model(torch.randn(2, width)).sum().backward()
+        self.assertEqual(given, [False, not ON_GPU])
+
+        class Wide(Model):
+            def forward(self, x):
+                x = self.embed(x)
+                for block in self.blocks:
+                    x = checkpoint(block, block(x), use_reentrant=self.training)
+                return self.head(x)
+
+        for reentrant in (False, True):
+            with self.subTest(reentrant=reentrant):
+                plain, sharded = self.pair(Wide(width=160).train(reentrant))
+                def step(model):
+                    for x in batches(2):
+                        loss_of(model, x).backward()
+                self.train(plain, sharded, torch.optim.SGD(plain.parameters(), lr=1e-3),
+                           tessera.SGD(sharded, lr=1e-3), step)
+                self.assert_same(plain, sharded)
+
     def test_an_exception_in_backward_is_survived(self):
         plain, sharded = self.pair()
         ours = tessera.SGD(sharded, lr=1e-2)
@@ -513,6 +561,11 @@ class TrainingTest(Case):
         self.train(plain, sharded, torch.optim.RMSprop(plain.parameters(), lr=1e-3),
                    tessera.LocalOptimizer(sharded, lambda s: torch.optim.RMSprop(s, lr=1e-3)))
         self.assert_same(plain, sharded)
+
+    def test_local_optimizer_is_not_one_that_needs_whole_parameters(self):
+        for kind in (torch.optim.Adafactor, torch.optim.LBFGS):
+            with self.assertRaisesRegex(tessera.TesseraError, f"LocalOptimizer with {kind.__name__}"):
+                tessera.LocalOptimizer(self.shard(Model()), kind)
 
     def test_meta_device_models_are_initialised_here(self):
         with torch.device("meta"):
@@ -818,6 +871,12 @@ class StateTest(Case):
             tessera.register_state("data", there, second)
             loaded = tessera.load(second, f"{folder}/two")
             self.assertEqual((loaded["step"], there.at, opt2.param_groups[0]["lr"]), (2, 12, 1e-2))
+            third = self.shard(Model())
+            tessera.AdamW(third, lr=1.0)
+            tessera.load(third, f"{folder}/two")
+            late = Position()
+            tessera.register_state("data", late, third)
+            self.assertEqual(late.at, 12)
             self.step(second, opt2)
             for name, value in first.state_dict().items():
                 self.assertTrue(torch.equal(value, second.state_dict()[name]), name)
@@ -858,9 +917,64 @@ class StateTest(Case):
         with sharded.tessera.summon_full_params():
             with torch.no_grad():
                 sharded.head.bias.fill_(4.0)
-            with self.assertRaisesRegex(tessera.TesseraError, "summon_full_params"):
-                sharded(batches(1)[0])
         self.assertEqual(sharded.state_dict()["head.bias"].item(), 4.0)
+        other = Model().state_dict()
+        with sharded.tessera.summon_full_params():
+            sharded.load_state_dict(other)
+        torch.testing.assert_close(sharded.state_dict()["head.weight"], other["head.weight"])
+
+    def test_a_forward_of_summoned_parameters_runs_inside_of_one_that_has_windows(self):
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.seen = Model(), []
+
+            def forward(self, x, depth=0):
+                if depth == 0:
+                    with torch.no_grad(), self.tessera.summon_full_params(writeback=False):
+                        self.seen.append(self(x, 1))
+                return self.inner(x)
+
+        plain = Model()
+        sharded = self.shard(Outer())
+        sharded.inner.load_state_dict(plain.state_dict())
+        theirs, ours = torch.optim.SGD(plain.parameters(), lr=0.1), tessera.SGD(sharded, lr=0.1)
+        for x in batches(3):
+            with torch.no_grad():
+                expected = plain(x)
+            loss_of(plain, x).backward()
+            loss_of(sharded, x).backward()
+            torch.testing.assert_close(sharded.seen[-1], expected)
+            theirs.step()
+            theirs.zero_grad()
+            ours.step()
+        for name, value in plain.state_dict().items():
+            torch.testing.assert_close(sharded.state_dict()[f"inner.{name}"], value)
+
+    def test_summoned_models_run_forward_without_gradients_and_train_on_after_it(self):
+        plain, sharded = self.pair(precision=tessera.Precision(torch.bfloat16))
+        theirs, ours = (torch.optim.SGD(plain.parameters(), lr=0.1), tessera.SGD(sharded, lr=0.1))
+        x = batches(1)[0]
+        plain.load_state_dict(sharded.state_dict())
+        with torch.no_grad(), sharded.tessera.summon_full_params(writeback=False):
+            for _ in range(2):
+                # In full precision.
+                self.assertTrue(torch.equal(sharded(x), plain(x)))
+            self.assertTrue(torch.equal(sharded.blocks[1](x @ x.new_ones(4, 8)),
+                                        plain.blocks[1](x @ x.new_ones(4, 8))))
+        with sharded.tessera.summon_full_params():
+            for forward in (sharded, sharded.blocks[1]):
+                with self.assertRaisesRegex(tessera.TesseraError, "with gradients inside of summon"):
+                    forward(x if forward is sharded else x.new_ones(2, 8))
+            with self.assertRaisesRegex(tessera.TesseraError, "inside of summon_full_params"):
+                with sharded.tessera.summon_full_params():
+                    pass
+        with torch.autocast(x.device.type, torch.bfloat16):
+            loss_of(plain, x).backward()
+        loss_of(sharded, x).backward()
+        theirs.step()
+        ours.step()
+        self.assert_same(plain, sharded, tolerance=2e-2)
 
 
 class LiveTest(Case):
@@ -873,7 +987,7 @@ class LiveTest(Case):
         for x in batches(3):
             loss_of(sharded, x).backward()
             opt.step()
-        job = sharded.tessera._job_id()
+        job = sharded.tessera.job_id()
         where = {"coordinator": sharded.tessera._context.coordinator}
         found = tessera.live.read(job, **where)
         self.assertEqual(found.step, 3)
@@ -895,7 +1009,7 @@ class LiveTest(Case):
                 tessera.live.read(job, include, **where)
         tessera.SGD(sharded)
         with self.assertRaisesRegex(tessera.TesseraError, "no parameter.s name matches"):
-            tessera.live.read(sharded.tessera._job_id(), ["nothing.at.all"], **where)
+            tessera.live.read(sharded.tessera.job_id(), ["nothing.at.all"], **where)
 
 
 class ProfilerTest(Case):
@@ -956,6 +1070,46 @@ class MisuseTest(Case):
             self.assertTrue(torch.equal(value, before[name]), name)
         loss_of(sharded, batches(1)[0]).backward()
         opt.step()
+
+    @unittest.skipIf(ON_GPU, "parameters of a GPU are where their windows are")
+    def test_a_parameter_that_is_given_other_memory_is_an_error_of_the_step(self):
+        _, sharded = self.pair()
+        opt = tessera.SGD(sharded, lr=1e-2)
+        bias = sharded.blocks[1].up.bias
+        kept = bias.data
+        for give in (lambda: setattr(bias, "data", torch.ones(16)),
+                     lambda: torch.no_grad()(bias.set_)(torch.ones(16))):
+            bias.data = kept
+            loss_of(sharded, batches(1)[0]).backward()
+            give()
+            with self.assertRaisesRegex(tessera.TesseraError, "'blocks.1.up.bias' was given other"):
+                opt.step()
+            opt.zero_grad()
+
+    def test_what_would_take_the_jobs_values_for_summoned_ones_is_refused(self):
+        _, sharded = self.pair()
+        opt = tessera.SGD(sharded, lr=1e-2)
+        x = batches(1)[0]
+        loss = loss_of(sharded, x)
+        with tempfile.TemporaryDirectory() as folder, sharded.tessera.summon_full_params():
+            for call, said in (
+                    (opt.step, "a step"), (lambda: opt.step(lambda: loss), "a step"),
+                    (sharded.tessera.detach, "detach()"), (loss.backward, "a backward"),
+                    (lambda: sharded.head(x.new_ones(2, 8)).sum().backward(), "a backward"),
+                    (lambda: tessera.save(sharded, folder), "save()"),
+                    (lambda: tessera.load(sharded, folder), "load()"),
+                    (lambda: tessera.save_model(sharded, f"{folder}/m"), "save_model()"),
+                    (lambda: tessera.load_model(sharded, f"{folder}/m"), "load_model()")):
+                with self.assertRaises(tessera.TesseraError) as raised:
+                    call()
+                self.assertIn(f"{said} inside of summon_full_params()", str(raised.exception))
+        loss_of(sharded, x).backward()
+        opt.step()
+
+    def test_an_optimizer_that_is_given_parameters_says_what_it_takes(self):
+        _, sharded = self.pair()
+        with self.assertRaisesRegex(tessera.TesseraError, "takes the sharded model.*generator"):
+            tessera.AdamW(sharded.parameters(), lr=1e-3)
 
     def test_gradients_that_the_job_has_are_not_torchs(self):
         _, sharded = self.pair()
@@ -1022,6 +1176,9 @@ class MisuseTest(Case):
             opt.step()
         with self.assertRaisesRegex(tessera.TesseraError, "before detach"):
             sharded.state_dict()
+        for forward in (sharded, sharded.blocks[0]):
+            with self.assertRaisesRegex(tessera.TesseraError, "forward of .* after detach"):
+                forward(batches(1)[0])
 
     def test_zero_grad_of_the_module_drops_what_the_job_has(self):
         plain, sharded = self.pair()
@@ -1034,6 +1191,77 @@ class MisuseTest(Case):
         loss_of(plain, y).backward()
         torch.optim.SGD(plain.parameters(), lr=1e-2).step()
         self.assert_same(plain, sharded)
+
+    def test_losses_of_gradients_train_as_torchs(self):
+        class Smooth(Block):
+            def forward(self, x):
+                return x + self.down(torch.tanh(self.up(x)))
+
+        class Field(Model):
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList(Smooth(8) for _ in range(3))
+
+        def slope_of(value, at):
+            return torch.autograd.grad(value.sum(), at, create_graph=True)[0]
+
+        def penalty(model, x):  # As of WGAN-GP.
+            out = model(x)
+            (out.mean() + (slope_of(out, x).norm(dim=1) - 1).square().mean()).backward()
+
+        def equation(model, x):  # As of a network that solves one, with a forward on the boundary.
+            value = model(x)
+            bend = slope_of(slope_of(value, x)[:, 0], x)[:, 0]
+            ((bend + value).square().mean() + model(x.detach() * 0).square().mean()).backward()
+
+        def forces(model, x):  # As of a potential, in two batches.
+            for half in (x[:3], x[3:]):
+                (slope_of(model(half), half) - 1).square().mean().backward()
+
+        def flatness(model, x):  # By gradients of parameters.
+            loss = loss_of(model, x)
+            slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            (loss + sum(slope.square().sum() for slope in slopes)).backward()
+
+        class Potential(Field):  # Returns the forces of it.
+            def forward(self, x):
+                return slope_of(super().forward(x), x)
+
+        def potential(model, x):
+            (model(x) - 1).square().mean().backward()
+
+        def between(model, x):  # Other things happen between the two backwards.
+            loss = slope_of(model(x), x).square().mean()
+            with torch.no_grad():
+                model(x)
+            model.zero_grad()
+            loss.backward()
+
+        class Hidden(Field):  # What its forward takes needs no gradient.
+            def forward(self, x):
+                x = self.at = self.embed(x)
+                for block in self.blocks:
+                    x = block(x)
+                return self.head(x)
+
+        def hidden(model, x):
+            loss = loss_of(model, x.detach())
+            (loss + slope_of(loss, model.at).square().sum()).backward()
+
+        cases = [(loss, Field) for loss in (penalty, equation, forces, flatness, between)]
+        for loss, kind in cases + [(potential, Potential), (hidden, Hidden)]:
+            for strategy in ("FULL_SHARD", "SHARD_GRAD_OP"):
+                with self.subTest(loss=loss.__name__, strategy=strategy):
+                    plain, sharded = self.pair(kind(), Smooth, strategy=strategy)
+                    theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+                    ours = tessera.AdamW(sharded, lr=1e-2)
+                    for x in batches(4):
+                        theirs.zero_grad()
+                        loss(plain, x.clone().requires_grad_())
+                        theirs.step()
+                        loss(sharded, x.clone().requires_grad_())
+                        ours.step()
+                    self.assert_same(plain, sharded, 1e-4)
 
     def test_create_graph_is_refused_by_name(self):
         _, sharded = self.pair()
@@ -1070,7 +1298,7 @@ class MisuseTest(Case):
         first, second, third = Model(), Model(), Model()
         tessera.SGD(tessera.shard(first), lr=0.1)
         self.models.append(first)
-        job = first.tessera._job_id()
+        job = first.tessera.job_id()
         loss_of(first, batches(1)[0]).backward()
         first.tessera.optimizer.step()
         with self.assertRaisesRegex(tessera.TesseraError, f"job '{job}' is that of another model"):
@@ -1084,6 +1312,68 @@ class MisuseTest(Case):
         self.assertEqual(third.tessera.next_step, 2)
         for name, value in third.state_dict().items():
             self.assertTrue(torch.equal(value, trained[name]), name)
+
+    def two_models(self):
+        made = [tessera.shard(torch.nn.Linear(4, 4), job=f"job{next(_jobs)}") for _ in range(2)]
+        self.models += made
+        return [*made, *(tessera.SGD(model, lr=0.1) for model in made)]
+
+    def test_a_closure_of_another_model_within_a_closure_is_an_error(self):
+        _, second, first_opt, second_opt = self.two_models()
+        with self.assertRaisesRegex(tessera.TesseraError, "a step within a step"):
+            first_opt.step(lambda: second_opt.step(lambda: second(torch.ones(1, 4)).sum().backward()))
+
+    def test_a_closure_is_run_again_after_other_batches_only_if_it_drops_them(self):
+        plain, sharded = self.pair()
+        theirs, opt = torch.optim.SGD(plain.parameters(), lr=0.1), tessera.SGD(sharded, lr=0.1)
+        first, second = batches(2)
+
+        def step(drops):
+            tries = []
+
+            def closure():
+                if drops:
+                    opt.zero_grad()
+                loss_of(sharded, second).backward()
+                tries.append(1)
+                if len(tries) == 1:
+                    raise tessera.StepUndone("as if a process had died", "ABORTED")
+            loss_of(sharded, first).backward()
+            opt.step(closure)
+            return len(tries)
+        with self.assertRaisesRegex(tessera.StepUndone, "the batches before this closure went"):
+            step(drops=False)
+        self.assertEqual(sharded.tessera.next_step, 1)
+        self.assertEqual(step(drops=True), 2)
+        loss_of(plain, second).backward()
+        theirs.step()
+        self.assert_same(plain, sharded)
+        loss_of(sharded, first).backward()
+        opt.step(lambda: loss_of(sharded, second).backward())
+        theirs.zero_grad()
+        for x in (first, second):
+            loss_of(plain, x).backward()
+        theirs.step()
+        self.assert_same(plain, sharded)
+
+    def test_gradients_that_another_models_closure_undid_are_missed_by_their_step(self):
+        encoder, head, encoder_opt, head_opt = self.two_models()
+        encoder(torch.ones(1, 4)).sum().backward()
+        tries = []
+
+        def closure():
+            head(encoder(torch.ones(1, 4))).sum().backward()
+            tries.append(len(tries))
+            if len(tries) == 1:
+                raise tessera.StepUndone("as if a process had died", "ABORTED")
+        head_opt.step(closure)
+        self.assertEqual((len(tries), head.tessera.next_step), (2, 2))
+        with self.assertRaisesRegex(tessera.StepUndone, "are gone"):
+            encoder_opt.step()
+        encoder_opt.zero_grad()
+        encoder(torch.ones(1, 4)).sum().backward()
+        encoder_opt.step()
+        self.assertEqual(encoder.tessera.next_step, 2)
 
     def test_an_optimizer_before_a_forward_and_only_one(self):
         _, sharded = self.pair()

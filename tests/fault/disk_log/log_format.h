@@ -36,16 +36,17 @@ enum class DiskEvent : uint32_t {
 // Kinds of operations that can be made to fail, as bits.
 enum DiskCall : uint32_t {
   kOpenCall = 1,
-  kWriteCall = 2,
+  kWriteCall = 2,  // Through the page cache.
   kReserveCall = 4,
   kSyncCall = 8,
   kRenameCall = 16,
   kMakeFolderCall = 32,
   kUnlinkCall = 64,  // rmdir too.
   kReadCall = 128,
+  kDirectWriteCall = 256,
 };
-inline constexpr uint32_t kCallsOfASave =
-    kOpenCall | kWriteCall | kReserveCall | kSyncCall | kRenameCall | kMakeFolderCall | kUnlinkCall;
+inline constexpr uint32_t kCallsOfASave = kOpenCall | kWriteCall | kDirectWriteCall | kReserveCall |
+                                          kSyncCall | kRenameCall | kMakeFolderCall | kUnlinkCall;
 inline constexpr uint32_t kCallsOfALoad = kOpenCall | kReadCall;
 
 // What a chosen call may meet instead of an errno.

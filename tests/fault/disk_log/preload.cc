@@ -53,8 +53,9 @@ bool IsDirect(int fd) {
 }
 
 template <typename Call>
-ssize_t Write(const char* name, int fd, const void* data, size_t size, off_t at, const Call& call) {
-  Operation operation(kWriteCall, name, fd);
+ssize_t Write(DiskCall kind, const char* name, int fd, const void* data, size_t size, off_t at,
+              const Call& call) {
+  Operation operation(kind, name, fd);
   if (!operation.watched()) return call(size);
   if (operation.Fails(&size)) return -1;
   const ssize_t done = call(size);
@@ -155,12 +156,14 @@ int openat64(int folder, const char* path, int flags, ...) {
 
 ssize_t write(int fd, const void* data, size_t size) {
   REAL(write);
-  return Write("write", fd, data, size, -1, [&](size_t n) { return real_write(fd, data, n); });
+  return Write(kWriteCall, "write", fd, data, size, -1,
+               [&](size_t n) { return real_write(fd, data, n); });
 }
 ssize_t pwrite(int fd, const void* data, size_t size, off_t at) {
   REAL(pwrite);
-  return Write(IsDirect(fd) ? "pwrite O_DIRECT" : "pwrite", fd, data, size, at,
-               [&](size_t n) { return real_pwrite(fd, data, n, at); });
+  const auto call = [&](size_t n) { return real_pwrite(fd, data, n, at); };
+  return IsDirect(fd) ? Write(kDirectWriteCall, "pwrite O_DIRECT", fd, data, size, at, call)
+                      : Write(kWriteCall, "pwrite", fd, data, size, at, call);
 }
 ssize_t pwrite64(int fd, const void* data, size_t size, off64_t at) {
   return pwrite(fd, data, size, at);

@@ -280,7 +280,8 @@ TEST_P(SaveStepsTest, KilledBeforeEachOperationAndInTheMiddleOfEachWrite) {
   };
   const int operations = ForEachCall(disk_log::kCallsOfASave, disk_log::kKilled, check);
   ASSERT_FALSE(HasFailure());
-  const int writes = ForEachCall(disk_log::kWriteCall, disk_log::kKilledHalfway, check);
+  const int writes = ForEachCall(disk_log::kWriteCall | disk_log::kDirectWriteCall,
+                                 disk_log::kKilledHalfway, check);
   ASSERT_FALSE(HasFailure());
   std::cout << GetParam().name << ": killed before each of " << operations
             << " operations and within each of " << writes << " writes: " << TextOf(counts) << "\n";

@@ -288,8 +288,9 @@ class CheckpointLoad {
         group->add_parameter_names(name);
       EncodeHyperParameters(groups[i], group);
     }
-    // A checkpoint of another world size may have no file for this rank.
-    const std::string own = TrainerFileName(memory_.rank.value());
+    // A rank that the saved job did not have gets rank 0's: schedulers are the same on all ranks.
+    const int rank = memory_.rank.value();
+    const std::string own = TrainerFileName(rank < manifest_.world_size ? rank : 0);
     if (manifest_.files.count(own) == 0) return absl::OkStatus();
     ASSIGN_OR_RETURN(*reply->mutable_trainer_state(),
                      ReadCheckedBytes(request_.path(), own, manifest_));

@@ -32,7 +32,7 @@ from .. import _cluster
 from .. import checkpoint as files
 from .._library import lib
 from .._sharded import shard, sharded_of
-from ..errors import TesseraError
+from ..errors import StepUndone, TesseraError
 from ..optim import JobOptimizer, LocalOptimizer
 
 _FOLDER, _META = "tessera", "meta.pt"  # In the folder of a checkpoint.
@@ -166,18 +166,12 @@ class TesseraStrategy(DDPStrategy):
 
     def optimizer_step(self, optimizer, closure, model=None, **kwargs):
         """Repeats the closure if an executor died, unless it is the last of several batches."""
-        tries = 0
-
-        def once():
-            nonlocal tries
-            tries += 1
-            if tries > 1 and self.lightning_module.trainer.accumulate_grad_batches > 1:
-                raise TesseraError("a process of the job died, and with it the gradients of the "
-                                   "batches before this one: start again by fit(ckpt_path=...)",
-                                   "ABORTED")
-            return closure()
-
-        return super().optimizer_step(optimizer, once, model, **kwargs)
+        try:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        except StepUndone as error:
+            raise TesseraError("a process of the job died, and with it the gradients of the batches "
+                               "before this one: start again by fit(ckpt_path=...)",
+                               "ABORTED") from error
 
     @contextlib.contextmanager
     def block_backward_sync(self):

@@ -185,3 +185,19 @@ class Trainer(transformers.Trainer):
 
     def _load_best_model(self) -> None:
         files.load_model(self.model, os.path.join(self.state.best_model_checkpoint, _WEIGHTS))
+
+
+class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
+    """transformers.Seq2SeqTrainer with the same arguments, as Trainer above.
+
+    With predict_with_generate each rank has whole parameters while it evaluates: what ranks generate
+    is not of the same length, so that their forwards cannot be collective.
+    """
+
+    def evaluation_loop(self, *args, **kwargs):
+        if not self.args.predict_with_generate or self.args.prediction_loss_only:
+            return super().evaluation_loop(*args, **kwargs)
+        if not self.model.tessera.attached:
+            self.create_optimizer()
+        with self.model.tessera.summon_full_params(writeback=False):
+            return super().evaluation_loop(*args, **kwargs)
