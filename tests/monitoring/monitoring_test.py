@@ -166,7 +166,8 @@ class MonitoringTest(unittest.TestCase):
         step = int(re.search(r'tessera_rank_step\{job_id="toy",rank="1"\} (\d+)', worker).group(1))
         self.assertGreater(step, 50)
         steps = re.search(r'tessera_operations_total\{job_id="toy",rank="0",op="step"\} (\d+)', worker)
-        self.assertGreaterEqual(int(steps.group(1)), step - 1)
+        # Rank 1 has done `step` - 1. Rank 0 took part in all of these and may be counting the last.
+        self.assertGreaterEqual(int(steps.group(1)), step - 2)
         reduced = re.search(
             r'tessera_bytes_total\{job_id="toy",rank="0",op="reduce",via="shm"\} (\d+)', worker)
         self.assertGreater(int(reduced.group(1)), 0)
