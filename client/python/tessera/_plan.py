@@ -73,17 +73,12 @@ def _chooser(units: UnitChoice) -> Callable[[torch.nn.Module], bool]:
 def make_units(root: torch.nn.Module, choice: UnitChoice,
                ignored: Iterable[torch.nn.Module]) -> list[Unit]:
     """The units of the tree: the root first, then the chosen modules in the tree's order."""
-    chosen = _chooser(choice)
-    skipped = {id(inner) for module in ignored for inner in module.modules()}
-    units, unit_of_module = [Unit(0, "root", root)], {id(root): 0}
-    for name, module in root.named_modules():
-        if module is root or id(module) in skipped or not chosen(module):
-            continue
-        unit_of_module[id(module)] = len(units)
-        units.append(Unit(len(units), private.name_in_state_dict(name), module))
+    units = _cut(root, _chooser(choice), ignored)
     if choice is not None and len(units) == 1:
         raise _invalid("units: no module below the root is one of these")
-    _assign(root, units, unit_of_module, skipped)
+    for unit in units:
+        for name, parameter in zip(unit.names, unit.parameters):
+            _check(name, parameter)
     kept = [unit for unit in units if unit.parameters or unit.index == 0]
     if not any(unit.parameters for unit in kept):
         raise _invalid("the model has no parameters")
@@ -92,6 +87,51 @@ def make_units(root: torch.nn.Module, choice: UnitChoice,
     for index, unit in enumerate(kept):
         unit.index = index
     return kept
+
+
+def take_over_replaced(root: torch.nn.Module, units: list[Unit],
+                       ignored: Iterable[torch.nn.Module]) -> None:
+    """Gives `units` the parameters that the tree has now: to_empty() and
+    load_state_dict(assign=True) make new ones, with the same names.
+
+    Errors: FAILED_PRECONDITION  a parameter was added, removed, or came to another unit.
+    """
+    chosen = {id(unit.module) for unit in units}
+    found = _cut(root, lambda module: id(module) in chosen, ignored)
+    before, now = _places(units), _places(found)
+    for name in {**now, **before}:
+        if before.get(name) != now.get(name):
+            what = "added" if name not in before else "removed" if name not in now else "moved or tied"
+            raise TesseraError(f"parameter '{name}' was {what} after shard(), and the job would not "
+                               "train the model as it is: change the model first, and shard() it then",
+                               "FAILED_PRECONDITION")
+    of_module = {id(unit.module): unit for unit in found}
+    for unit in units:
+        unit.parameters[:] = of_module[id(unit.module)].parameters
+        for name, parameter in zip(unit.names, unit.parameters):
+            _check(name, parameter)
+
+
+def _places(units: list[Unit]) -> dict[str, tuple[int, str]]:
+    """By each name of a parameter: the module of its unit, and its name there."""
+    places = {}
+    for unit in units:
+        places.update((name, (id(unit.module), name)) for name in unit.names)
+        places.update((alias, (id(unit.module), unit.names[i])) for alias, i in unit.aliases)
+    return places
+
+
+def _cut(root, chosen: Callable[[torch.nn.Module], bool], ignored) -> list[Unit]:
+    """The root's unit and one of each chosen module, with or without parameters."""
+    skipped = {id(inner) for module in ignored for inner in module.modules()}
+    units, unit_of_module = [Unit(0, "root", root)], {id(root): 0}
+    for name, module in root.named_modules():
+        if module is root or id(module) in skipped or not chosen(module):
+            continue
+        unit_of_module[id(module)] = len(units)
+        units.append(Unit(len(units), private.name_in_state_dict(name), module))
+    _assign(root, units, unit_of_module, skipped)
+    return units
 
 
 def _name(prefix: str, short: str) -> str:
@@ -122,7 +162,6 @@ def _assign(root, units, unit_of_module, skipped) -> None:
             unit, index = known[id(parameter)]
             unit.aliases.append((name, index))
             continue
-        _check(name, parameter)
         # What several units use is the root's, which is open whenever they are.
         of = owners[id(parameter)]
         unit = units[next(iter(of)) if len(of) == 1 else 0]
@@ -132,7 +171,12 @@ def _assign(root, units, unit_of_module, skipped) -> None:
 
 
 def _check(name: str, parameter: torch.nn.Parameter) -> None:
-    if parameter.dtype not in DTYPES:
+    if parameter.dtype in (torch.bfloat16, torch.float16):
+        raise _invalid(
+            f"parameter '{name}' is of {parameter.dtype}, and shards are of float32 or float64: call "
+            "model.float() before shard(), and have the model compute in that type by "
+            f"shard(model, precision=tessera.Precision({parameter.dtype}))")
+    if parameter.dtype not in (torch.float32, torch.float64):
         raise _invalid(f"parameter '{name}' is of {parameter.dtype}, which cannot be sharded: "
                        "make it a buffer, or put its module into ignored_modules")
     if parameter.layout is not torch.strided:

@@ -102,6 +102,7 @@ class Sharded:
         if self.attached:
             return
         exit_for_restart(_note_restarts)
+        self.take_over_replaced()
         self._context = _cluster.context(self._gpu_of_model())
         self._check_name()
         config = dict(self._config)
@@ -139,6 +140,11 @@ class Sharded:
             raise
         _attached.add(self)
         _names.add((self._context.coordinator, self.job_id()))
+
+    def take_over_replaced(self) -> None:
+        """Before the model is attached: what replaced parameters and buffers after shard()."""
+        _plan.take_over_replaced(self.root, self.units, self._ignored)
+        self._buffers = _plan.persistent_buffers(self.root)
 
     def _gpu_of_model(self) -> int | None:
         devices = {p.device for unit in self.units for p in unit.parameters}
@@ -754,10 +760,10 @@ class Sharded:
             "Copy the model before shard(), or make another one and give it the values: "
             "other.load_state_dict(model.state_dict()), on all ranks", "FAILED_PRECONDITION")
 
-    def _apply(self, convert, *args) -> torch.nn.Module:
+    def _apply(self, convert, *args, **kwargs) -> torch.nn.Module:
         """For model.to(), half(), cuda(). Errors: FAILED_PRECONDITION  another dtype or device."""
         if not self.attached or self.windows.summoned:
-            return private.apply(self.root, convert, *args)
+            return private.apply(self.root, convert, *args, **kwargs)
         like = self.units[0].parameters[0]
         converted = convert(torch.empty(0, dtype=like.dtype, device=like.device))
         if (converted.dtype, converted.device) != (like.dtype, like.device):

@@ -57,13 +57,13 @@ def profiler_range(what: str, unit: str):
 
 
 def replace_apply(module: torch.nn.Module, function) -> None:
-    """to(), cuda(), half() and the like of `module` call function(convert, *args)."""
+    """to(), cuda(), half() and the like of `module` call function(convert, ...)."""
     module._apply = function
 
 
-def apply(module: torch.nn.Module, *args) -> torch.nn.Module:
+def apply(module: torch.nn.Module, *args, **kwargs) -> torch.nn.Module:
     """What replace_apply() has replaced."""
-    return type(module)._apply(module, *args)
+    return type(module)._apply(module, *args, **kwargs)
 
 
 # Without these torch.compile would trace hooks, which talk to other processes. `without_compiling`

@@ -24,13 +24,21 @@ __all__ = ["Adam", "AdamW", "Batches", "Context", "GradScaler", "LocalOptimizer"
            "save_model", "shard"]
 
 
+def _advice(frame) -> str:
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch.optim."):
+            return ("an optimizer of torch cannot update a sharded model: make tessera.AdamW(model), "
+                    "or tessera.LocalOptimizer(model, ...) for one that the job does not have")
+        frame = frame.f_back
+    return ("model.state_dict() and model.tessera.summon_full_params() give whole values, on all "
+            "ranks alike")
+
+
 def _on_outside_window(signum, frame):
     message = _take_outside_window()
     if message:
-        raise OutsideWindowError(
-            message.removeprefix("tessera: ") + "; model.state_dict() and "
-            "model.tessera.summon_full_params() give whole values, on all ranks alike",
-            "FAILED_PRECONDITION")
+        raise OutsideWindowError(f"{message.removeprefix('tessera: ')}; {_advice(frame)}",
+                                 "FAILED_PRECONDITION")
     if callable(_before_ours):
         _before_ours(signum, frame)
 

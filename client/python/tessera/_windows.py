@@ -34,8 +34,8 @@ class GivenGradient(torch.Tensor):
             return super().__torch_function__(function, types, args, kwargs or {})
         raise TesseraError(
             f"{name} on a gradient: the job has taken it, and reduces and applies it in the step. "
-            "Use opt.clip_grad_norm_() to clip, opt.zero_grad() to drop, "
-            "model.tessera.gradients() to read", "FAILED_PRECONDITION")
+            "Use tessera.AdamW or another optimizer of this package as `opt`, opt.clip_grad_norm_() to "
+            "clip, opt.zero_grad() to drop, model.tessera.gradients() to read", "FAILED_PRECONDITION")
 
     @classmethod
     def of(cls, parameter):

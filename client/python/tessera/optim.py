@@ -58,6 +58,7 @@ class JobOptimizer(torch.optim.Optimizer):
         if self.sharded.attached:
             raise TesseraError("make the optimizer before the first forward: the model is attached "
                                "with the default one", "FAILED_PRECONDITION")
+        self.sharded.take_over_replaced()
         groups = self._param_groups(param_groups)
         # With all fields of torch's: states are exchanged, and schedulers look for fields.
         super().__init__(groups, self.like([torch.empty(0)], **numbers).defaults)

@@ -579,6 +579,62 @@ class TrainingTest(Case):
         loss_of(model, batches(1)[0]).backward()
         opt.step()
 
+    def test_models_get_their_values_after_shard_as_with_torch(self):
+        def to_empty(model):
+            model.to_empty(device=DEVICE)
+            torch.manual_seed(3)
+            for module in model.modules():
+                if isinstance(module, nn.Linear):
+                    module.reset_parameters()
+
+        torch.manual_seed(3)
+        values = Model().state_dict()
+        for fill in (to_empty, lambda model: model.load_state_dict(values, assign=True)):
+            plain = Model()
+            plain.load_state_dict(values)
+            with torch.device("meta"):
+                model = Model()
+            fill(self.shard(model))
+            self.train(plain, model, torch.optim.AdamW(plain.parameters(), lr=1e-2),
+                       tessera.AdamW(model, lr=1e-2))
+            self.assert_same(plain, model)
+
+    def test_models_that_change_after_shard_are_errors_where_the_job_would_not_train_them(self):
+        def add(model):
+            model.extra = nn.Linear(2, 2)
+
+        def replace(model):
+            model.blocks[1] = Block(8)
+
+        def tie(model):
+            model.blocks[1].up.weight = model.blocks[0].up.weight
+
+        def remove(model):
+            del model.blocks[2]
+
+        changes = [(add, "'extra.weight' was added"), (replace, "'blocks.1.up.weight' was moved"),
+                   (tie, "'blocks.[01].up.weight' was moved or tied"),
+                   (remove, "'blocks.2.up.weight' was removed")]
+        for change, message in changes:
+            for attach in (tessera.AdamW, lambda model: loss_of(model, batches(1)[0])):
+                model = self.shard(Model())
+                change(model)
+                with self.assertRaisesRegex(tessera.TesseraError, f"{message}.*after shard"):
+                    attach(model)
+
+    def test_modules_of_the_roots_unit_may_be_replaced_before_the_optimizer_is_made(self):
+        plain, sharded = self.pair()
+        plain.head = nn.Linear(8, 2)
+        sharded.head = copy.deepcopy(plain.head)
+        self.train(plain, sharded, torch.optim.AdamW(plain.parameters(), lr=1e-2),
+                   tessera.AdamW(sharded, lr=1e-2))
+        self.assert_same(plain, sharded)
+
+    def test_parameters_in_half_precision_are_told_how_to_compute_in_it(self):
+        with self.assertRaisesRegex(tessera.TesseraError,
+                                    r"'embed.weight' is of torch.bfloat16.*model.float\(\)"):
+            tessera.shard(Model().bfloat16(), Block)
+
     def test_gradients_can_be_read(self):
         plain, sharded = self.pair()
         tessera.SGD(sharded, lr=1e-2)
@@ -1048,6 +1104,16 @@ class MisuseTest(Case):
             str(0)
         loss_of(sharded, batches(1)[0]).backward()
         opt.step()
+
+    @unittest.skipIf(ON_GPU, "pages of a GPU cannot be protected")
+    def test_an_optimizer_of_torch_is_told_which_ones_there_are(self):
+        model = Model()
+        made_before = torch.optim.AdamW(model.parameters())
+        self.shard(model)
+        for opt in (made_before, torch.optim.SGD(model.parameters(), lr=1e-2)):
+            loss_of(model, batches(1)[0]).backward()
+            with self.assertRaisesRegex(tessera.TesseraError, "tessera.AdamW"):
+                opt.step()
 
     @unittest.skipIf(ON_GPU, "pages of a GPU cannot be protected")
     def test_a_write_is_an_exception_and_changes_nothing(self):
