@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 from ._daemons import die_with_parent
 from ._hub import JobEnded
@@ -14,6 +16,7 @@ from ._restart import STARTED_AGAIN
 from .errors import LOST
 
 _STOP_SECONDS = 10.0
+_ALONE_SECONDS = 10.0  # So long ranks may take to end after others; then it is worth a word.
 _MAX_LAST_LINE = 500
 _SHELLS_SIGNAL = 128  # A shell's status of a program that a signal killed: this and its number.
 
@@ -25,6 +28,10 @@ def _kill_group(process: subprocess.Popen) -> None:
         pass
 
 
+def _ranks(numbers: list[int]) -> str:
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
+
+
 class _Output(threading.Thread):
     """Passes a process's lines on, and has the last one that says something."""
 
@@ -34,9 +41,10 @@ class _Output(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        for line in self._process.stdout:
-            self.last = line.strip() or self.last
-            self._say(line)
+        with self._process.stdout as lines:
+            for line in lines:
+                self.last = line.strip() or self.last
+                self._say(line)
 
 
 class Trainers:
@@ -49,7 +57,9 @@ class Trainers:
         self._lock = threading.Lock()
         self._output_lock = threading.Lock()
         self._processes: dict[int, subprocess.Popen] = {}
-        self._left, self._ending = len(environments), False
+        self._ending = False
+        self._left = set(environments)  # Ranks that have not ended.
+        self._first_ended_s: float | None = None  # When the first one did.
         self.failed: JobEnded | None = None
         self.ended = threading.Event()
 
@@ -92,9 +102,24 @@ class Trainers:
             self._fail(f"rank {rank} cannot be started: {error}", 1)
         finally:
             with self._lock:
-                self._left -= 1
-                if self._left == 0:
+                self._left.discard(rank)
+                if self._first_ended_s is None:
+                    self._first_ended_s = time.monotonic()
+                if not self._left:
                     self.ended.set()
+
+    def tell_who_goes_on(self) -> None:
+        """Once, if some ranks have ended for a while and others have not."""
+        with self._lock:
+            if (self._first_ended_s is None or not self._left or self._ending or
+                    time.monotonic() < self._first_ended_s + _ALONE_SECONDS):
+                return
+            self._first_ended_s = math.inf
+            ended = sorted(set(self._environments) - self._left)
+            left = sorted(self._left)
+        self._say(f"tessera: {_ranks(ended)} ended without an error, and {_ranks(left)} did not: a "
+                  "step, a save or another call that all ranks make waits for those that ended, and "
+                  "is an error after the job's timeout\n".encode())
 
     def _is_to_be_replaced(self, rank: int, status: int, last: bytes) -> bool:
         if status == 0 or self._ending:

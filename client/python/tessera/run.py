@@ -274,6 +274,7 @@ def _run(given: argparse.Namespace, node) -> int:
         trainers.start()
         while not trainers.ended.wait(0.2):
             node.check()
+            trainers.tell_who_goes_on()
         if trainers.failed is not None:
             raise trainers.failed
         node.finish()

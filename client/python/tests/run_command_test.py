@@ -1,16 +1,20 @@
 """python -m tessera.run: a node's job as one command."""
 
+import contextlib
+import io
 import math
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import time
 import unittest
+from unittest import mock
 
 import torch
 
-from tessera import _cores
+from tessera import _cores, _trainers
 from command_case import TRAINER, CommandCase, descendants_with, run
 
 
@@ -37,6 +41,26 @@ if model.tessera.rank == 0: print("loss", loss.item())
                                  env=self.environment), status=1)
         self.assertIn("ValueError: bad batch", output)
         self.assertRegex(output, r"tessera: rank [01] exited with status 1: .*bad batch.*; the job is ended")
+
+    def test_it_tells_which_ranks_go_on_where_others_ended(self):
+        go = self.folder / "go"
+        wait = "import os, sys, time\nwhile sys.argv[1] != os.environ['RANK'] and " \
+               "not os.path.exists(sys.argv[2]): time.sleep(0.01)"
+        environments = {rank: {"RANK": str(rank)} for rank in range(3)}
+        output = io.TextIOWrapper(io.BytesIO())
+        with mock.patch.object(_trainers, "_ALONE_SECONDS", 0), contextlib.redirect_stdout(output):
+            trainers = _trainers.Trainers([sys.executable, "-c", wait, "1", str(go)], environments, 0)
+            trainers.start()
+            deadline = time.monotonic() + 60
+            while not output.buffer.getvalue() and time.monotonic() < deadline:
+                trainers.tell_who_goes_on()
+            for _ in range(3):
+                trainers.tell_who_goes_on()
+            go.touch()
+            self.assertTrue(trainers.ended.wait(60))
+            trainers.tell_who_goes_on()
+        self.assertRegex(output.buffer.getvalue().decode(), "^tessera: rank 1 ended without an error, "
+                         "and ranks 0, 2 did not: .*\n$")
 
     def test_its_exit_status_is_the_programs_or_says_that_a_daemon_is_gone(self):
         output = self.finish(run("-n", 1, "--", "sh", "-c", "exit 7", env=self.environment),
