@@ -133,7 +133,12 @@ std::string ProgressJson(const Session& session, const TrainingProgress& progres
       of_unit.push_back(progress.update_counts[next++]);
     counts.push_back(std::move(of_unit));
   }
-  return nlohmann::json({{"step", progress.step}, {"update_counts", std::move(counts)}}).dump();
+  nlohmann::json rates = nlohmann::json::array();
+  for (const HyperParameters& group : progress.groups) rates.push_back(group.learning_rate);
+  return nlohmann::json({{"step", progress.step},
+                         {"update_counts", std::move(counts)},
+                         {"learning_rates", std::move(rates)}})
+      .dump();
 }
 
 absl::StatusOr<TrainingProgress> ParseProgress(const Session& session, const char* text) {

@@ -173,9 +173,10 @@ TESSERA_API int tessera_write_parameters(tessera_session* session, const int* un
  * Errors: INVALID_ARGUMENT  the job's optimizer has no such array. */
 TESSERA_API int tessera_read_moments(tessera_session* session, int unit, int array,
                                      tessera_read read, void* context);
-/* JSON: {"step": 12, "update_counts": [[12, 0], ...]}, counts by unit and parameter. */
+/* JSON: {"step": 12, "update_counts": [[12, 0], ...], "learning_rates": [1e-3, ...]}: counts by unit
+ * and parameter, and the last step's rates by param group. Of this rank alone: no other is asked. */
 TESSERA_API int tessera_progress_json(tessera_session* session, char** out);
-/* Sets moments, update counts and the last step's number. `fill`'s unit is unit + array *
+/* Sets moments, update counts and the last step's number; rates stay. `fill`'s unit is unit + array *
  * num_units. */
 TESSERA_API int tessera_write_optimizer_state(tessera_session* session, const char* progress_json,
                                               tessera_fill fill, void* context);

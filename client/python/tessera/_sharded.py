@@ -72,6 +72,7 @@ class Sharded:
         self.unclaimed_is_own = True  # Whether this rank saved them; else rank 0 did.
         self.saves_in_background = False  # Since the last await_save().
         self._requested: dict | None = None  # What a requested checkpoint has of this rank so far.
+        self.continues_job = False  # At another step than the first, and nothing was loaded.
         self._undone = False
         self._runs_step = False
         self._has_dropped = False  # Gradients, by zero_grad(), in the closure that runs.
@@ -133,6 +134,7 @@ class Sharded:
                 self._keeper.resume()
             self._use_memory()
             self.windows.bind(session)
+            self.continues_job = lib.next_step(session) > 1
         except BaseException:
             self.session = None
             _note_restart(session)

@@ -33,6 +33,11 @@ def holders(module: torch.nn.Module) -> tuple[dict, dict]:
     return module._parameters, module._modules
 
 
+def note_steps_before(optimizer: torch.optim.Optimizer) -> None:
+    """So that LR schedulers that are brought to its step do not warn that they come before it."""
+    optimizer._opt_called = True
+
+
 def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 

@@ -90,7 +90,7 @@ def load(model, path, *, strict: bool = True, model_only: bool = False) -> dict:
         lib.free(description)
         lib.free(own)
     if not model_only:
-        program.continues = True
+        program.continues, sharded.continues_job = True, False
         if state:
             _own_state.take(sharded, state, sharded.rank < loaded["world_size"])
     return loaded

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
+import gc
 import json
 
 import torch
 
-from . import _sharded, _tensors
+from . import _sharded, _tensors, _torch_private as private
 from ._library import FILL, READ, Callbacks, Part, StepResult, lib
 from ._restart import program
 from .errors import StepUndone, TesseraError
@@ -67,6 +68,8 @@ class JobOptimizer(torch.optim.Optimizer):
         self.state = _StateOfJob(self._keys_of)
         self.sharded.attach(self._job_groups(), self.kind, max_grad_norm)
         self.sharded.optimizer = self
+        if self.sharded.continues_job:
+            private.note_steps_before(self)
 
     def _param_groups(self, given):
         sharded = {id(p) for unit in self.sharded.units for p in unit.parameters}
@@ -129,6 +132,7 @@ class JobOptimizer(torch.optim.Optimizer):
           TesseraError FAILED_PRECONDITION  NaN or Inf in some rank's gradient, which are dropped.
         """
         def take():
+            self._check_schedule()
             groups = [self._numbers(group) for group in self.param_groups]
             self.last = self.sharded.take_step(_sharded.Sharded.step_options(
                 groups, divisor=self._divisor, weight=weight, skip_non_finite=skip_non_finite))
@@ -145,6 +149,26 @@ class JobOptimizer(torch.optim.Optimizer):
 
         self.sharded.run_step(body)
         return losses[-1] if losses else None
+
+    def _check_schedule(self) -> None:
+        """At the first step of a program that continues a job: whether its LR scheduler does, too."""
+        if not self.sharded.continues_job:
+            return
+        self.sharded.check_step()
+        rates = json.loads(lib.text(lib.progress_json, self.sharded.session))["learning_rates"]
+        mine = [float(group["lr"]) for group in self.param_groups]
+        if rates != mine:
+            scheduler = torch.optim.lr_scheduler.LRScheduler
+            own = [found for found in gc.get_objects()
+                   if issubclass(type(found), scheduler) and getattr(found, "optimizer", None) is self]
+            if own and not any(found.last_epoch for found in own):
+                raise TesseraError(
+                    f"the job continues at step {lib.next_step(self.sharded.session)}, and "
+                    f"{type(own[0]).__name__} at its beginning: learning rates {mine}, and the step "
+                    f"before had {rates}. Bring it to the step, before the loop: "
+                    "for _ in range(model.tessera.next_step - 1): scheduler.step()",
+                    "FAILED_PRECONDITION")
+        self.sharded.continues_job = False
 
     last: StepResult | None = None
     # A GradScaler's: the gradient is scaled; by what the step divides it; what is not is an error.
@@ -237,7 +261,7 @@ class JobOptimizer(torch.optim.Optimizer):
             if len(mine["params"]) != len(given["params"]):
                 raise TesseraError("a param group of another size", "INVALID_ARGUMENT")
             self._check_formula(given)
-        program.continues = True
+        program.continues, self.sharded.continues_job = True, False
         self.sharded.make_requested_save()  # Which has the present ones.
         for mine, given in zip(self.param_groups, state_dict["param_groups"]):
             # Adam or AdamW: that is the class's.

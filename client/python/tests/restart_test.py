@@ -329,7 +329,7 @@ torch.save(model.state_dict(), folder / f"{name}.pt")
             self.assertTrue(torch.equal(value, expected[key]), key)
         output = self.finish(run("-n", 2, script, self.folder, "forgets", env=self.environment),
                              status=1)
-        self.assertIn("has to bring its learning-rate schedule to this step", output)
+        self.assertIn("the job continues at step 4, and CosineAnnealingLR at its beginning", output)
 
     def test_a_closure_after_other_batches_of_its_step_is_not_run_without_them(self):
         script = self.script("""

@@ -158,6 +158,49 @@ class TrainingTest(Case):
                 schedule.step()
         self.assert_same(plain, sharded)
 
+    def test_a_schedule_that_begins_again_where_the_job_continues_is_an_error(self):
+        plain = Model()
+        job = f"job{next(_jobs)}"
+
+        def attach(brings):
+            model = tessera.shard(copy.deepcopy(plain), Block, job=job)
+            opt = tessera.AdamW(model, lr=1e-2)
+            schedule = torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.5)
+            if brings:
+                for _ in range(model.tessera.next_step - 1):
+                    schedule.step()
+            return model, opt, schedule
+
+        for steps in (1, 3, 2):  # After one the rate is still the same; then the program is another.
+            model, opt, schedule = attach(brings=True)
+            for x in batches(6)[model.tessera.next_step - 1:][:steps]:
+                loss_of(model, x).backward()
+                opt.step()
+                schedule.step()
+            self.models.append(model)
+            if steps != 2:
+                model.tessera.detach()
+        theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.StepLR(theirs, 2, gamma=0.5)
+        for x in batches(6):
+            theirs.zero_grad()
+            loss_of(plain, x).backward()
+            theirs.step()
+            schedule.step()
+        self.assert_same(plain, model)
+
+        model.tessera.detach()
+        model, opt, schedule = attach(brings=False)
+        self.models.append(model)
+        for use in (lambda body: (body(), opt.step()), opt.step):
+            with self.assertRaisesRegex(tessera.TesseraError,
+                                        r"continues at step 7, and StepLR at its beginning: learning "
+                                        r"rates \[0.01\], and the step before had \[0.0025\]"):
+                use(lambda: loss_of(model, batches(1)[0]).backward())
+        opt.load_state_dict(opt.state_dict())
+        loss_of(model, batches(1)[0]).backward()
+        opt.step()
+
     def test_schedulers_find_the_momentum_and_change_it(self):
         for make in (lambda kind, model: kind.SGD(model, lr=0.1, momentum=0.9),
                      lambda kind, model: kind.AdamW(model, lr=0.1)):

@@ -1,7 +1,8 @@
 // A rank of training_peers.py in C++, with modules of libtorch: prints its seconds of a step and of
-// forward and backward alone, medians, as JSON.
+// forward and backward alone, by the clock and of the cores, medians, as JSON.
 //
 //   training_peer COORDINATOR WORKER RANK WORLD_SIZE WIDTH HEADS BLOCKS CONTEXT BATCH STEPS
+#include <time.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tessera/torch/sharded_model.h"
@@ -73,17 +75,34 @@ torch::Tensor LossOf(Model& model, int64_t batch, int64_t length) {
                                        windows.slice(1, 1).flatten());
 }
 
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double ProcessCpuSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
+}
+
+// Of body(), medians: by the clock, and of the cores by all threads of this process.
+struct Seconds {
+  double wall, cpu;
+};
+
 template <typename Body>
-double MedianSeconds(int steps, const Body& body) {
-  std::vector<double> seconds;
+Seconds MedianSeconds(int steps, const Body& body) {
+  std::vector<double> wall, cpu;
   for (int step = 0; step < steps; ++step) {
     const auto began = std::chrono::steady_clock::now();
+    const double cpu_began = ProcessCpuSeconds();
     body();
+    cpu.push_back(ProcessCpuSeconds() - cpu_began);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-    seconds.push_back(took.count());
+    wall.push_back(took.count());
   }
-  std::sort(seconds.begin(), seconds.end());
-  return seconds[seconds.size() / 2];
+  return {Median(std::move(wall)), Median(std::move(cpu))};
 }
 
 absl::Status Measure(const tessera::SessionOptions& options, const Sizes& sizes, int64_t batch,
@@ -103,15 +122,16 @@ absl::Status Measure(const tessera::SessionOptions& options, const Sizes& sizes,
     status = status.ok() ? result : status;
   };
   for (int i = 0; i < 2; ++i) step();
-  const double of_step = MedianSeconds(steps, step);
+  const Seconds of_step = MedianSeconds(steps, step);
   if (!status.ok()) return status;
   sharded->reset();
   // Last, and on all ranks at once, since they share the cores.
-  const double of_compute = MedianSeconds(steps, [&] {
+  const Seconds of_compute = MedianSeconds(steps, [&] {
     plain.zero_grad();
     LossOf(plain, batch, sizes.context).backward();
   });
-  printf("{\"step\": %.9f, \"compute\": %.9f}\n", of_step, of_compute);
+  printf("{\"step\": %.9f, \"compute\": %.9f, \"step_cpu\": %.9f, \"compute_cpu\": %.9f}\n",
+         of_step.wall, of_compute.wall, of_step.cpu, of_compute.cpu);
   return absl::OkStatus();
 }
 

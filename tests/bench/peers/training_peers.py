@@ -7,7 +7,8 @@ Each way of each world size is a run of its own: one process a rank (and Tessera
 worker and executors), fp32, AdamW, one thread a rank. A run takes --steps steps; the runs of one
 world size follow each other, round by round, so that what else the machine does meets all of them. Printed for each: the median over rounds of tokens per second, of a step by the time of
 forward and backward alone, measured in the same run, the difference of the two for each unit (a
-block, or the rest) in microseconds, and the peak of the memory of all processes, in which what they
+block, or the rest) in microseconds, milliseconds of a core that a trainer's process takes for a step
+and for forward and backward alone, and the peak of the memory of all processes, in which what they
 share counts once (PSS). The memory is that of a run of its own, because looking at it takes time of
 the cores.
 """
@@ -130,22 +131,30 @@ def run_rank(options):
 
     for _ in range(2):
         step()
-    steps = []
     # As many on each rank, and all ranks together: each step ends on all of them.
-    for _ in range(options.steps):
-        began = time.perf_counter()
-        step()
-        steps.append(time.perf_counter() - began)
+    steps = median_seconds(options.steps, step)
     if options.way == "tessera":
         model.tessera.detach()
-    compute = []
-    # Last, and on all ranks at once, since they share the cores.
-    for _ in range(options.steps):
+
+    def compute():
         plain.zero_grad()
-        began = time.perf_counter()
         compute_loss(plain).backward()
-        compute.append(time.perf_counter() - began)
-    print(json.dumps({"step": statistics.median(steps), "compute": statistics.median(compute)}))
+
+    # Last, and on all ranks at once, since they share the cores.
+    alone = median_seconds(options.steps, compute)
+    print(json.dumps({"step": steps[0], "compute": alone[0], "step_cpu": steps[1],
+                      "compute_cpu": alone[1]}))
+
+
+def median_seconds(steps, body):
+    """Of body(), medians: by the clock, and of the cores by all threads of this process."""
+    wall, cpu = [], []
+    for _ in range(steps):
+        began, cpu_began = time.perf_counter(), time.process_time()
+        body()
+        cpu.append(time.process_time() - cpu_began)
+        wall.append(time.perf_counter() - began)
+    return statistics.median(wall), statistics.median(cpu)
 
 
 def memory_of(root: int) -> int:
@@ -172,7 +181,8 @@ def memory_of(root: int) -> int:
 
 
 def run(options, way, model, world_size, batch, watches_memory=False):
-    """One run: seconds of a step and of compute, and the peak of memory in bytes (0: not watched)."""
+    """One run: the medians over ranks of what run_rank() prints, and the peak of memory in bytes (0:
+    not watched)."""
     with tempfile.TemporaryDirectory(prefix="tessera-peers-") as folder:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu",
                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "WORLD_SIZE": str(world_size)}
@@ -213,8 +223,8 @@ def run(options, way, model, world_size, batch, watches_memory=False):
             if cluster is not None:
                 cluster.stop()
     measured = [json.loads(line.splitlines()[-1]) for line in said]
-    return (statistics.median(m["step"] for m in measured),
-            statistics.median(m["compute"] for m in measured), peak)
+    return {**{name: statistics.median(m[name] for m in measured) for name in measured[0]},
+            "peak": peak}
 
 
 def memory_of_self() -> int:
@@ -222,6 +232,40 @@ def memory_of_self() -> int:
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def measure(options, model, world_size, batch):
+    """A row for each way, printed as well."""
+    ways = options.ways.split(",")
+    peaks = {way: run(options, way, model, world_size, batch, watches_memory=True)["peak"]
+             for way in ways}
+    runs = {way: [] for way in ways}
+    for _ in range(options.rounds):
+        for way in ways:
+            runs[way].append(run(options, way, model, world_size, batch))
+    tokens = world_size * batch * MODELS[model][3]
+    of = {way: [tokens / one["step"] for one in each] for way, each in runs.items()}
+    rows = []
+    for way, each in runs.items():
+        def median(value, each=each):
+            return statistics.median(map(value, each))
+
+        rows.append({
+            "model": model, "ranks": world_size, "batch": batch, "way": way,
+            "tokens_per_second": round(statistics.median(of[way])),
+            "step_by_compute": round(median(lambda one: one["step"] / one["compute"]), 2),
+            "overhead_us_per_unit": round(
+                median(lambda one: one["step"] - one["compute"]) / (MODELS[model][2] + 1) * 1e6),
+            "step_cpu_ms": round(median(lambda one: one["step_cpu"]) * 1e3, 1),
+            "compute_cpu_ms": round(median(lambda one: one["compute_cpu"]) * 1e3, 1),
+            "peak_mib": round(peaks[way] / 2**20),
+            # Of one round each: the machine is not the same in another.
+            "tokens_by_fsdp2": round(
+                statistics.median(own / peer for own, peer in zip(of[way], of["fsdp2"])), 2)})
+        print("{model:6} {ranks:5} {batch:5} {way:11} {tokens_per_second:9} {step_by_compute:12} "
+              "{overhead_us_per_unit:8} {step_cpu_ms:7} {compute_cpu_ms:7} {peak_mib:7} "
+              "{tokens_by_fsdp2:8}".format(**rows[-1]), flush=True)
+    return rows
 
 
 def main():
@@ -243,7 +287,7 @@ def main():
         return
     rows = []
     print(f"{'model':6} {'ranks':>5} {'batch':>5} {'way':11} {'tokens/s':>9} {'step/compute':>12} "
-          f"{'us/unit':>8} {'MiB':>7} {'by fsdp2':>8}")
+          f"{'us/unit':>8} {'cpu ms':>7} {'alone':>7} {'MiB':>7} {'by fsdp2':>8}")
     if "deepspeed" in options.ways.split(","):
         # It compiles once, whose memory is not its own. A compiler that was killed leaves a lock in
         # ~/.cache/torch_extensions, which is waited for.
@@ -251,29 +295,7 @@ def main():
     for model in options.models.split(","):
         for world_size in map(int, options.world_sizes.split(",")):
             for batch in map(int, options.batches.split(",")):
-                runs = {way: [] for way in options.ways.split(",")}
-                peaks = {way: run(options, way, model, world_size, batch, watches_memory=True)[2]
-                         for way in runs}
-                for _ in range(options.rounds):
-                    for way in runs:
-                        runs[way].append(run(options, way, model, world_size, batch))
-                tokens = world_size * batch * MODELS[model][3]
-                of = {way: [tokens / step for step, _, _ in each] for way, each in runs.items()}
-                for way, each in runs.items():
-                    # Of one round each: the machine is not the same in another.
-                    ratio = statistics.median(own / peer for own, peer in zip(of[way], of["fsdp2"]))
-                    rows.append({
-                        "model": model, "ranks": world_size, "batch": batch, "way": way,
-                        "tokens_per_second": round(statistics.median(of[way])),
-                        "step_by_compute": round(statistics.median(s / c for s, c, _ in each), 2),
-                        "overhead_us_per_unit": round(statistics.median(
-                            (s - c) / (MODELS[model][2] + 1) for s, c, _ in each) * 1e6),
-                        "peak_mib": round(peaks[way] / 2**20),
-                        "tokens_by_fsdp2": round(ratio, 2)})
-                    print("{model:6} {ranks:5} {batch:5} {way:11} {tokens_per_second:9} "
-                          "{step_by_compute:12} {overhead_us_per_unit:8} {peak_mib:7} "
-                          "{tokens_by_fsdp2:8}".format(**rows[-1]),
-                          flush=True)
+                rows += measure(options, model, world_size, batch)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps({"rows": rows}, indent=2) + "\n",
                                               encoding="utf-8")
