@@ -50,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="number of ranks of this node; the same on all")
     parser.add_argument("--max-restarts", type=int, default=100,
                         help="of trainers of this node, all together (default: 100)")
+    parser.add_argument("-m", "--module", action="store_true",
+                        help="the program is a Python module, as for python -m")
     parser.add_argument("--job", default="train", help="the job's name (default: train)")
     nodes = parser.add_argument_group("several nodes")
     nodes.add_argument("--nnodes", type=int, help="number of nodes (default: srun's, or 1)")
@@ -81,7 +83,8 @@ def _parser() -> argparse.ArgumentParser:
                        help="one more flag of this node's tessera-worker, as "
                        "--worker-flag=--gpu=0; may be repeated")
     parser.add_argument("program", nargs=argparse.REMAINDER,
-                        help="a Python script, or after -- any program; and its arguments")
+                        help="a Python script, with -m a module, or after -- any program; and its "
+                        "arguments")
     return parser
 
 
@@ -129,6 +132,8 @@ def _check_nodes(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
 
 
 def _command(given: argparse.Namespace) -> list[str]:
+    if given.module:
+        return [sys.executable, "-m", *given.program]
     if given.program[0] == "--":
         return given.program[1:]
     if not pathlib.Path(given.program[0]).is_file():

@@ -214,6 +214,15 @@ print("rank", rank)
         self.assertEqual(lines, ["[0] rank 0 of 2", "[1] rank 1 of 2"])
         self.assertRegex(said, "^tessera: watch job 'train' by `tessera status --coordinator unix:/")
 
+    def test_a_module_is_run_as_python_does(self):
+        (self.folder / "package").mkdir()
+        (self.folder / "package" / "train.py").write_text(
+            "import os, sys\nprint(__name__, __package__, sys.argv[1:], os.environ['RANK'])\n")
+        output = self.finish(run("-n", 2, "-m", "package.train", "--lr", 3, cwd=self.folder,
+                                 env=self.environment))
+        for rank in range(2):
+            self.assertIn(f"[{rank}] __main__ package ['--lr', '3'] {rank}\n", output)
+
     def test_wrong_arguments_are_named(self):
         for arguments, said in ((["-n", 2, "missing.py"], "missing.py: no such file"),
                                 (["-n", 0, TRAINER], "at least 1 rank"),
