@@ -26,7 +26,10 @@ __all__ = ["Adam", "AdamW", "Batches", "Context", "GradScaler", "LocalOptimizer"
 
 def _advice(frame) -> str:
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("torch.optim."):
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("tessera."):
+            break  # Within a closure, say: what is called by this package's optimizers is no other's.
+        if module.startswith("torch.optim."):
             return ("an optimizer of torch cannot update a sharded model: make tessera.AdamW(model), "
                     "or tessera.LocalOptimizer(model, ...) for one that the job does not have")
         frame = frame.f_back

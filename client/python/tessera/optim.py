@@ -161,12 +161,12 @@ class JobOptimizer(torch.optim.Optimizer):
             scheduler = torch.optim.lr_scheduler.LRScheduler
             own = [found for found in gc.get_objects()
                    if issubclass(type(found), scheduler) and getattr(found, "optimizer", None) is self]
-            if own and not any(found.last_epoch for found in own):
+            if own and not any(getattr(found, "last_epoch", 0) for found in own):
                 raise TesseraError(
                     f"the job continues at step {lib.next_step(self.sharded.session)}, and "
                     f"{type(own[0]).__name__} at its beginning: learning rates {mine}, and the step "
-                    f"before had {rates}. Bring it to the step, before the loop: "
-                    "for _ in range(model.tessera.next_step - 1): scheduler.step()",
+                    f"before had {rates}. Bring it to where it was, before the loop; if it is stepped "
+                    "after each step: for _ in range(model.tessera.next_step - 1): scheduler.step()",
                     "FAILED_PRECONDITION")
         self.sharded.continues_job = False
 

@@ -1158,6 +1158,16 @@ class MisuseTest(Case):
             with self.assertRaisesRegex(tessera.TesseraError, "tessera.AdamW"):
                 opt.step()
 
+        def closure():
+            sharded.blocks[0].up.weight.norm()
+            str(0)
+
+        _, sharded = self.pair()
+        opt = tessera.SGD(sharded, lr=1e-2)
+        torch.optim.lr_scheduler.StepLR(opt, 1)
+        with self.assertRaisesRegex(tessera.OutsideWindowError, "state_dict"):
+            opt.step(closure)
+
     @unittest.skipIf(ON_GPU, "pages of a GPU cannot be protected")
     def test_a_write_is_an_exception_and_changes_nothing(self):
         _, sharded = self.pair()
