@@ -161,7 +161,7 @@ class JobOptimizer(torch.optim.Optimizer):
             scheduler = torch.optim.lr_scheduler.LRScheduler
             own = [found for found in gc.get_objects()
                    if issubclass(type(found), scheduler) and getattr(found, "optimizer", None) is self]
-            if own and not any(getattr(found, "last_epoch", 0) for found in own):
+            if own and not any(getattr(found, "last_epoch", 0) > 0 for found in own):
                 raise TesseraError(
                     f"the job continues at step {lib.next_step(self.sharded.session)}, and "
                     f"{type(own[0]).__name__} at its beginning: learning rates {mine}, and the step "

@@ -162,10 +162,17 @@ class TrainingTest(Case):
         plain = Model()
         job = f"job{next(_jobs)}"
 
-        def attach(brings):
+        def step_lr(opt):
+            return torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.5)
+
+        def sequential_lr(opt):
+            constant = torch.optim.lr_scheduler.ConstantLR(opt, 1.0)
+            return torch.optim.lr_scheduler.SequentialLR(opt, [constant, step_lr(opt)], [2])
+
+        def attach(brings, make=step_lr):
             model = tessera.shard(copy.deepcopy(plain), Block, job=job)
             opt = tessera.AdamW(model, lr=1e-2)
-            schedule = torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.5)
+            schedule = make(opt)
             if brings:
                 for _ in range(model.tessera.next_step - 1):
                     schedule.step()
@@ -181,7 +188,7 @@ class TrainingTest(Case):
             if steps != 2:
                 model.tessera.detach()
         theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-        schedule = torch.optim.lr_scheduler.StepLR(theirs, 2, gamma=0.5)
+        schedule = step_lr(theirs)
         for x in batches(6):
             theirs.zero_grad()
             loss_of(plain, x).backward()
@@ -189,14 +196,15 @@ class TrainingTest(Case):
             schedule.step()
         self.assert_same(plain, model)
 
-        model.tessera.detach()
-        model, opt, schedule = attach(brings=False)
-        self.models.append(model)
-        for use in (lambda body: (body(), opt.step()), opt.step):
-            with self.assertRaisesRegex(tessera.TesseraError,
-                                        r"continues at step 7, and StepLR at its beginning: learning "
-                                        r"rates \[0.01\], and the step before had \[0.0025\]"):
-                use(lambda: loss_of(model, batches(1)[0]).backward())
+        for make in (step_lr, sequential_lr):
+            model.tessera.detach()
+            model, opt, schedule = attach(brings=False, make=make)
+            self.models.append(model)
+            for use in (lambda body: (body(), opt.step()), opt.step):
+                with self.assertRaisesRegex(
+                        tessera.TesseraError, r"continues at step 7, and \w+LR at its beginning: "
+                        r"learning rates \[0.01\], and the step before had \[0.0025\]"):
+                    use(lambda: loss_of(model, batches(1)[0]).backward())
         opt.load_state_dict(opt.state_dict())
         loss_of(model, batches(1)[0]).backward()
         opt.step()
