@@ -103,6 +103,11 @@ int main(int argc, char** argv) {
     }
   }
   if (tessera_next_step(session) != 4) return 7;
+  char* progress = NULL;
+  if (Check(tessera_progress_json(session, &progress), "progress")) return 1;
+  if (strstr(progress, "\"step\":3") == NULL) return 8;
+  if (strstr(progress, "\"learning_rates\":[0.5]") == NULL) return 9;
+  tessera_free(progress);
   tessera_close(session);
   puts("trained");
   return 0;
