@@ -71,9 +71,11 @@ def _chooser(units: UnitChoice) -> Callable[[torch.nn.Module], bool]:
 
 
 def make_units(root: torch.nn.Module, choice: UnitChoice,
-               ignored: Iterable[torch.nn.Module]) -> list[Unit]:
-    """The units of the tree: the root first, then the chosen modules in the tree's order."""
+               ignored: Iterable[torch.nn.Module]) -> tuple[list[Unit], list[torch.nn.Module]]:
+    """The units of the tree: the root first, then the chosen modules in the tree's order; and all
+    modules that were chosen, also those whose parameters are in others' units."""
     units = _cut(root, _chooser(choice), ignored)
+    chosen = [unit.module for unit in units[1:]]
     if choice is not None and len(units) == 1:
         raise _invalid("units: no module below the root is one of these")
     for unit in units:
@@ -86,30 +88,42 @@ def make_units(root: torch.nn.Module, choice: UnitChoice,
         kept = kept[1:]
     for index, unit in enumerate(kept):
         unit.index = index
-    return kept
+    return kept, chosen
 
 
-def take_over_replaced(root: torch.nn.Module, units: list[Unit],
+def take_over_replaced(root: torch.nn.Module, units: list[Unit], chosen: list[torch.nn.Module],
                        ignored: Iterable[torch.nn.Module]) -> None:
     """Gives `units` the parameters that the tree has now: to_empty() and
     load_state_dict(assign=True) make new ones, with the same names.
 
     Errors: FAILED_PRECONDITION  a parameter was added, removed, or came to another unit.
     """
-    chosen = {id(unit.module) for unit in units}
-    found = _cut(root, lambda module: id(module) in chosen, ignored)
+    ids = {id(module) for module in chosen}
+    found = _cut(root, lambda module: id(module) in ids, ignored)
     before, now = _places(units), _places(found)
-    for name in {**now, **before}:
-        if before.get(name) != now.get(name):
-            what = "added" if name not in before else "removed" if name not in now else "moved or tied"
-            raise TesseraError(f"parameter '{name}' was {what} after shard(), and the job would not "
-                               "train the model as it is: change the model first, and shard() it then",
-                               "FAILED_PRECONDITION")
+    changes = {name: _change(name, before, now) for name in {**now, **before}
+               if before.get(name) != now.get(name)}
+    if changes:
+        # One that is untied has moved others.
+        name = max(changes, key=lambda name: changes[name].startswith("untied"))
+        raise TesseraError(
+            f"parameter '{name}' was {changes[name]} after shard(), and the job would not train the "
+            "model as it is: change the model first, and shard() it then", "FAILED_PRECONDITION")
     of_module = {id(unit.module): unit for unit in found}
     for unit in units:
         unit.parameters[:] = of_module[id(unit.module)].parameters
         for name, parameter in zip(unit.names, unit.parameters):
             _check(name, parameter)
+
+
+def _change(name: str, before: dict, now: dict) -> str:
+    if name not in before:
+        return "added or renamed"
+    if name not in now:
+        return "removed or renamed"
+    if before[name][1] != name and now[name][1] == name:
+        return f"untied from '{before[name][1]}' (to_empty() and assign=True do that: tie them again)"
+    return "moved or tied"
 
 
 def _places(units: list[Unit]) -> dict[str, tuple[int, str]]:

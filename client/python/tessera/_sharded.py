@@ -54,11 +54,12 @@ class Sharded:
     One thread trains.
     """
 
-    def __init__(self, root, units, config, precision, job, meta_init, ignored_modules=(),
-                 executor_in_process=False):
+    def __init__(self, root, units, chosen, config, precision, job, meta_init, ignored_modules,
+                 executor_in_process):
         self.root, self.units, self.precision = root, units, precision
+        self._chosen = chosen  # All modules that were to be units.
         self._config, self._job, self._meta_init = dict(config), job, meta_init
-        self._ignored, self._executor_in_process = list(ignored_modules), executor_in_process
+        self._ignored, self._executor_in_process = ignored_modules, executor_in_process
         self._buffers = _plan.persistent_buffers(root)
         self.session = None
         self.windows = Windows(
@@ -72,7 +73,9 @@ class Sharded:
         self.unclaimed_is_own = True  # Whether this rank saved them; else rank 0 did.
         self.saves_in_background = False  # Since the last await_save().
         self._requested: dict | None = None  # What a requested checkpoint has of this rank so far.
-        self.continues_job = False  # At another step than the first, and nothing was loaded.
+        # At another step than the first, for the first time in this process, and nothing was loaded.
+        # Set it to False where a new schedule of learning rates is to begin.
+        self.continues_job = False
         self._undone = False
         self._runs_step = False
         self._has_dropped = False  # Gradients, by zero_grad(), in the closure that runs.
@@ -134,7 +137,8 @@ class Sharded:
                 self._keeper.resume()
             self._use_memory()
             self.windows.bind(session)
-            self.continues_job = lib.next_step(session) > 1
+            self.continues_job = (lib.next_step(session) > 1 and
+                                  (self._context.coordinator, self.job_id()) not in _names)
         except BaseException:
             self.session = None
             _note_restart(session)
@@ -145,7 +149,7 @@ class Sharded:
 
     def take_over_replaced(self) -> None:
         """Before the model is attached: what replaced parameters and buffers after shard()."""
-        _plan.take_over_replaced(self.root, self.units, self._ignored)
+        _plan.take_over_replaced(self.root, self.units, self._chosen, self._ignored)
         self._buffers = _plan.persistent_buffers(self.root)
 
     def _gpu_of_model(self) -> int | None:
@@ -494,6 +498,15 @@ class Sharded:
             self.windows.forget_gradients()
         return result
 
+    def last_learning_rates(self) -> list[float]:
+        """Of the step before this one, by param group. Errors: StepUndone."""
+        try:
+            return json.loads(lib.text(lib.progress_json, self.session))["learning_rates"]
+        except StepUndone:
+            self._undone = True
+            self.windows.forget_gradients()
+            raise
+
     def check_step(self) -> None:
         """Before it is taken. Errors: FAILED_PRECONDITION."""
         self.check_whole("a step")
@@ -806,13 +819,14 @@ def shard(model: torch.nn.Module, units=None, *, strategy: str = "FULL_SHARD",
     if strategy not in _plan.STRATEGIES:
         raise TesseraError(f"strategy '{strategy}': one of {', '.join(_plan.STRATEGIES)}",
                            "INVALID_ARGUMENT")
-    made = _plan.make_units(model, units, ignored_modules)
+    ignored_modules = list(ignored_modules)
+    made, chosen = _plan.make_units(model, units, ignored_modules)
     job_config = {
         "strategy": "STRATEGY_" + strategy,
         "compute_dtype": _dtype_name("precision.param", precision.param),
         "reduce_dtype": _dtype_name("precision.reduce", precision.reduce or precision.param),
         "cpu_offload": cpu_offload, "shard_group_size": shard_group_size, **(config or {})}
-    sharded = Sharded(model, made, job_config, precision, job, meta_init, ignored_modules,
+    sharded = Sharded(model, made, chosen, job_config, precision, job, meta_init, ignored_modules,
                       executor_in_process)
     object.__setattr__(model, "tessera", sharded)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import torch
 from torch.autograd import Variable
@@ -31,6 +32,13 @@ def name_in_state_dict(name: str) -> str:
 def holders(module: torch.nn.Module) -> tuple[dict, dict]:
     """Where `module` has its own parameters and modules."""
     return module._parameters, module._modules
+
+
+def schedulers_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.lr_scheduler.LRScheduler]:
+    """LR schedulers know their optimizer, and it does not know them: all objects are looked at."""
+    return [found for found in gc.get_objects()
+            if issubclass(type(found), torch.optim.lr_scheduler.LRScheduler)
+            and getattr(found, "optimizer", None) is optimizer]
 
 
 def note_steps_before(optimizer: torch.optim.Optimizer) -> None:

@@ -6,6 +6,8 @@ import ctypes as _ctypes
 import signal as _signal
 import threading as _threading
 
+import torch as _torch
+
 from . import live
 from ._cluster import Context, init
 from ._library import lib as _lib
@@ -29,7 +31,8 @@ def _advice(frame) -> str:
         module = frame.f_globals.get("__name__", "")
         if module.startswith("tessera."):
             break  # Within a closure, say: what is called by this package's optimizers is no other's.
-        if module.startswith("torch.optim."):
+        if (module.startswith("torch.optim.") and
+                isinstance(frame.f_locals.get("self"), _torch.optim.Optimizer)):
             return ("an optimizer of torch cannot update a sharded model: make tessera.AdamW(model), "
                     "or tessera.LocalOptimizer(model, ...) for one that the job does not have")
         frame = frame.f_back

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
-import gc
 import json
 
 import torch
@@ -155,19 +154,21 @@ class JobOptimizer(torch.optim.Optimizer):
         if not self.sharded.continues_job:
             return
         self.sharded.check_step()
-        rates = json.loads(lib.text(lib.progress_json, self.sharded.session))["learning_rates"]
+        rates = self.sharded.last_learning_rates()
         mine = [float(group["lr"]) for group in self.param_groups]
-        if rates != mine:
-            scheduler = torch.optim.lr_scheduler.LRScheduler
-            own = [found for found in gc.get_objects()
-                   if issubclass(type(found), scheduler) and getattr(found, "optimizer", None) is self]
-            if own and not any(getattr(found, "last_epoch", 0) > 0 for found in own):
-                raise TesseraError(
-                    f"the job continues at step {lib.next_step(self.sharded.session)}, and "
-                    f"{type(own[0]).__name__} at its beginning: learning rates {mine}, and the step "
-                    f"before had {rates}. Bring it to where it was, before the loop; if it is stepped "
-                    "after each step: for _ in range(model.tessera.next_step - 1): scheduler.step()",
-                    "FAILED_PRECONDITION")
+        own = [] if rates == mine else private.schedulers_of(self)
+        if own and all(isinstance(found, torch.optim.lr_scheduler.ReduceLROnPlateau) for found in own):
+            # They change the rate that there is.
+            for group, rate in zip(self.param_groups, rates):
+                group["lr"] = rate
+        elif own and not any(getattr(found, "last_epoch", 0) > 0 for found in own):
+            raise TesseraError(
+                f"the job continues at step {lib.next_step(self.sharded.session)}, and "
+                f"{type(own[0]).__name__} at its beginning: learning rates {mine}, and the step "
+                f"before had {rates}. Bring it to where it was, before the loop; if it is stepped "
+                "after each step: for _ in range(model.tessera.next_step - 1): scheduler.step(). If a "
+                "new schedule is to begin here: model.tessera.continues_job = False",
+                "FAILED_PRECONDITION")
         self.sharded.continues_job = False
 
     last: StepResult | None = None

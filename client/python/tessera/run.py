@@ -133,7 +133,7 @@ def _check_nodes(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
 
 def _command(given: argparse.Namespace) -> list[str]:
     if given.module:
-        return [sys.executable, "-m", *given.program]
+        return [sys.executable, "-m", *(p for i, p in enumerate(given.program) if i or p != "--")]
     if given.program[0] == "--":
         return given.program[1:]
     if not pathlib.Path(given.program[0]).is_file():

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tessera
-from tessera import _cluster
+from tessera import _cluster, _sharded
 
 # With TESSERA_TEST_GPU=1 all of it runs on GPU 0.
 ON_GPU = os.environ.get("TESSERA_TEST_GPU") == "1"
@@ -170,6 +170,7 @@ class TrainingTest(Case):
             return torch.optim.lr_scheduler.SequentialLR(opt, [constant, step_lr(opt)], [2])
 
         def attach(brings, make=step_lr):
+            _sharded._names.clear()  # As in another process.
             model = tessera.shard(copy.deepcopy(plain), Block, job=job)
             opt = tessera.AdamW(model, lr=1e-2)
             schedule = make(opt)
@@ -205,9 +206,39 @@ class TrainingTest(Case):
                         tessera.TesseraError, r"continues at step 7, and \w+LR at its beginning: "
                         r"learning rates \[0.01\], and the step before had \[0.0025\]"):
                     use(lambda: loss_of(model, batches(1)[0]).backward())
-        opt.load_state_dict(opt.state_dict())
+        model.tessera.continues_job = False
         loss_of(model, batches(1)[0]).backward()
         opt.step()
+
+    def test_a_schedule_may_begin_where_this_program_goes_on_with_a_job(self):
+        job = f"job{next(_jobs)}"
+        for rate in (0.1, 0.05):
+            model = tessera.shard(Model(), Block, job=job)
+            self.models.append(model)
+            opt = tessera.AdamW(model, lr=0.1)
+            schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step, rate=rate: rate / (1 + step))
+            for x in batches(2):
+                loss_of(model, x).backward()
+                opt.step()
+                schedule.step()
+            model.tessera.detach()
+
+    def test_a_rate_that_was_reduced_on_a_plateau_is_taken_over(self):
+        job = f"job{next(_jobs)}"
+        for expected in (0.1, 0.05):
+            _sharded._names.clear()  # As in another process.
+            model = tessera.shard(Model(), Block, job=job)
+            self.models.append(model)
+            opt = tessera.AdamW(model, lr=0.1)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, factor=0.5, patience=0)
+            for x in batches(3):
+                loss_of(model, x).backward()
+                opt.step()
+                self.assertEqual(opt.param_groups[0]["lr"], expected)
+                if model.tessera.next_step < 4:
+                    schedule.step(1.0)
+                    expected = opt.param_groups[0]["lr"]
+            model.tessera.detach()
 
     def test_schedulers_find_the_momentum_and_change_it(self):
         for make in (lambda kind, model: kind.SGD(model, lr=0.1, momentum=0.9),
@@ -655,20 +686,25 @@ class TrainingTest(Case):
             model.extra = nn.Linear(2, 2)
 
         def replace(model):
-            model.blocks[1] = Block(8)
+            model.blocks[2] = Block(8)
 
         def tie(model):
             model.blocks[1].up.weight = model.blocks[0].up.weight
 
+        def untie(model):
+            model.blocks[1].down.weight = nn.Parameter(model.blocks[1].down.weight.detach().clone())
+
         def remove(model):
             del model.blocks[2]
 
-        changes = [(add, "'extra.weight' was added"), (replace, "'blocks.1.up.weight' was moved"),
+        changes = [(add, "'extra.weight' was added"), (untie, "'blocks.1.down.weight' was untied from"), (replace, "'blocks.2.up.weight' was moved"),
                    (tie, "'blocks.[01].up.weight' was moved or tied"),
                    (remove, "'blocks.2.up.weight' was removed")]
         for change, message in changes:
             for attach in (tessera.AdamW, lambda model: loss_of(model, batches(1)[0])):
-                model = self.shard(Model())
+                model = Model()
+                model.blocks[1].down.weight = model.blocks[0].down.weight
+                self.shard(model)
                 change(model)
                 with self.assertRaisesRegex(tessera.TesseraError, f"{message}.*after shard"):
                     attach(model)
@@ -680,6 +716,32 @@ class TrainingTest(Case):
         self.train(plain, sharded, torch.optim.AdamW(plain.parameters(), lr=1e-2),
                    tessera.AdamW(sharded, lr=1e-2))
         self.assert_same(plain, sharded)
+
+    def test_modules_whose_parameters_are_all_tied_stay_units_without_any(self):
+        class Lm(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.body = nn.Embedding(8, 8), nn.Linear(8, 8)
+                self.head = nn.Linear(8, 8, bias=False)
+                self.head.weight = self.embed.weight
+
+            def forward(self, x):
+                return self.head(self.body(self.embed(x)))
+
+        plain, sharded = self.pair(nn.Sequential(Lm()), units=[Lm, nn.Embedding])
+        theirs, ours = torch.optim.SGD(plain.parameters(), lr=0.1), tessera.SGD(sharded, lr=0.1)
+        tokens = torch.arange(8, device=DEVICE)
+        for model, opt in ((plain, theirs), (sharded, ours)):
+            for _ in range(3):
+                opt.zero_grad()
+                model(tokens).square().mean().backward()
+                opt.step()
+        self.assert_same(plain, sharded)
+
+    def test_ignored_modules_may_be_an_iterator(self):
+        model = Model()
+        self.shard(model, ignored_modules=model.head.modules())
+        tessera.SGD(model, lr=1e-2)
 
     def test_parameters_in_half_precision_are_told_how_to_compute_in_it(self):
         with self.assertRaisesRegex(tessera.TesseraError,
