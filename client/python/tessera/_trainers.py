@@ -117,7 +117,7 @@ class Trainers:
             self._first_ended_s = math.inf
             ended = sorted(set(self._environments) - self._left)
             left = sorted(self._left)
-        self._say(f"tessera: {_ranks(ended)} ended without an error, and {_ranks(left)} did not: a "
+        self._say(f"tessera: still running: {_ranks(left)}; ended without an error: {_ranks(ended)}. A "
                   "step, a save or another call that all ranks make waits for those that ended, and "
                   "is an error after the job's timeout\n".encode())
 
