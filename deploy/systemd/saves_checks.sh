@@ -2,7 +2,9 @@
 # What saves_test.sh runs as root in the system that it has booted.
 set -euo pipefail
 checkpoints=/var/lib/tessera/checkpoints
-addresses=(unix:/run/tessera-coordinator/coordinator.sock unix:/run/tessera-worker/worker.sock)
+# In the environment, as `tessera run` says it.
+place=(TESSERA_COORDINATOR=unix:/run/tessera-coordinator/coordinator.sock
+  TESSERA_WORKER=unix:/run/tessera-worker/worker.sock TESSERA_JOB=example RANK=0 WORLD_SIZE=1)
 
 fail() {
   echo "FAILED: $*"
@@ -27,7 +29,7 @@ as() {
 
 # trained_by USER STEPS PATH: a job of one rank, whose model is saved there.
 trained_by() {
-  as "$1" train "${addresses[@]}" 0 1 "$2" "$3"
+  as "$1" "${place[@]}" train "$2" "$3"
 }
 
 is_live() { tessera workers | grep -q live; }

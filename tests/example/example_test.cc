@@ -46,8 +46,9 @@ TEST_F(ExampleTest, TrainsAndSavesTheModel) {
   const std::string model_path = ::testing::TempDir() + "/model.safetensors";
   std::vector<std::vector<std::string>> ranks;
   for (int rank = 0; rank < kWorldSize; ++rank) {
-    ranks.push_back({"tests/example/train", cluster->coordinator_address(),
-                     cluster->worker_address(), absl::StrCat(rank), absl::StrCat(kWorldSize), "3",
+    ranks.push_back({"/usr/bin/env", "TESSERA_COORDINATOR=" + cluster->coordinator_address(),
+                     "TESSERA_WORKER=" + cluster->worker_address(), absl::StrCat("RANK=", rank),
+                     absl::StrCat("WORLD_SIZE=", kWorldSize), "tests/example/train", "3",
                      model_path});
   }
   RunAll(ranks);

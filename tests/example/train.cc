@@ -1,4 +1,4 @@
-// One rank of a job: train COORDINATOR WORKER RANK WORLD_SIZE STEPS MODEL_FILE
+// One rank of a job: tessera run -n RANKS -- train STEPS MODEL_FILE
 #include <torch/torch.h>
 
 #include <iostream>
@@ -50,15 +50,14 @@ absl::Status Train(const tessera::SessionOptions& options, int64_t steps, const 
 }
 
 int main(int argc, char** argv) {
-  if (argc != 7) return 2;
-  tessera::SessionOptions options;
-  options.coordinator_address = argv[1];
-  options.worker_address = argv[2];
-  options.job_id = "example";
-  options.rank = std::atoi(argv[3]);
-  options.config.world_size = std::atoi(argv[4]);
-  options.config.max_gradient_norm = 1.0;
-  const absl::Status status = Train(options, std::atoll(argv[5]), argv[6]);
-  if (!status.ok()) std::cerr << "rank " << options.rank << ": " << status << "\n";
+  if (argc != 3) return 2;
+  auto options = tessera::OptionsFromLauncher();  // Addresses, rank and number of ranks.
+  if (!options.ok()) {
+    std::cerr << options.status() << "\n";
+    return 2;
+  }
+  options->config.max_gradient_norm = 1.0;
+  const absl::Status status = Train(*options, std::atoll(argv[1]), argv[2]);
+  if (!status.ok()) std::cerr << "rank " << options->rank << ": " << status << "\n";
   return status.ok() ? 0 : 1;
 }

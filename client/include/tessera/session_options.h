@@ -65,6 +65,15 @@ struct SessionOptions {
   HostExecutor host_executor;
 };
 
+// What `tessera run` says in the environment of the trainers that it starts: the rank's place in the
+// job, the addresses and, over several nodes, the way to the coordinator. The successor of a killed
+// trainer waits until its rank is free. Model, config but for world_size, and timeouts are as ever.
+// Reads TESSERA_COORDINATOR, TESSERA_WORKER, TESSERA_JOB ("train" without it), RANK, WORLD_SIZE and
+// TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or TESSERA_INSECURE_CONNECT; any thread, while
+// none sets the environment.
+// Errors: FailedPrecondition  one that is needed is not set, named; InvalidArgument  a number is none
+absl::StatusOr<SessionOptions> OptionsFromLauncher();
+
 // The same on all ranks but for `weight`.
 struct StepOptions {
   double learning_rate_scale = 1.0;  // Multiplies each param group's learning rate.

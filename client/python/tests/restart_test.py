@@ -1,10 +1,17 @@
 """Trainers that are killed, and that `tessera run` starts again."""
 
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
 import unittest
 
 import torch
 
-from command_case import TRAINER, CommandCase, run
+from command_case import TRAINER, CommandCase, descendants_with, run
+from tessera._daemons import programs_folder
 
 
 class RestartTest(CommandCase):
@@ -397,6 +404,29 @@ opt.step(closure)
         self.assertIn("execution orders differ", output)
         self.assertEqual([len((self.folder / f"begun.{rank}").read_text()) for rank in (0, 1)],
                          [2, 3])
+
+    def await_step(self, coordinator, step):
+        """Until a job there has taken it."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            asked = subprocess.run([programs_folder() / "tessera", "jobs", "--json",
+                                    "--coordinator", coordinator], capture_output=True, text=True)
+            if asked.returncode == 0 and any(int(job.get("committed_step", 0)) >= step
+                                             for job in json.loads(asked.stdout)["jobs"]):
+                return
+        self.fail(f"no job at {coordinator} has taken step {step}: {asked}")
+
+    def test_a_program_in_cpp_is_started_again_to_the_bit(self):
+        program = programs_folder() / "train"
+        undisturbed, killed = self.folder / "undisturbed", self.folder / "killed"
+        self.finish(run("-n", 2, "--", program, 200, undisturbed, env=self.environment))
+        process = run("-n", 2, "--", program, 200, killed, env=self.environment)
+        self.await_step(process.stdout.readline().split("--coordinator ")[1].strip("`\n"), 5)
+        victim, = (pid for pid in descendants_with(str(killed))
+                   if b"\0RANK=1\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
+        os.kill(victim, signal.SIGKILL)
+        self.assertIn("rank 1 was killed by SIGKILL; it is started again", self.finish(process))
+        self.assertEqual(undisturbed.read_bytes(), killed.read_bytes())
 
     def test_a_killed_trainer_whose_child_has_its_output_open_is_started_again(self):
         script = (f"[ -e {self.folder}/mark ] && exit; touch {self.folder}/mark; sleep 1000 & "

@@ -21,13 +21,13 @@ int main(int argc, char** argv) {
   }
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < options.num_devices; ++rank) {
-    const std::string coordinator = (*cluster)->coordinator_address();
-    const std::string worker = (*cluster)->worker_address();
-    const std::string number = std::to_string(rank);
+    const std::string variables[] = {"TESSERA_COORDINATOR=" + (*cluster)->coordinator_address(),
+                                     "TESSERA_WORKER=" + (*cluster)->worker_address(),
+                                     "RANK=" + std::to_string(rank), "WORLD_SIZE=2"};
     const pid_t child = fork();
     if (child == 0) {
-      execl(argv[1], argv[1], coordinator.c_str(), worker.c_str(), number.c_str(), "2", "20",
-            argv[2], nullptr);
+      execl("/usr/bin/env", "env", variables[0].c_str(), variables[1].c_str(), variables[2].c_str(),
+            variables[3].c_str(), argv[1], "20", argv[2], nullptr);
       _exit(127);
     }
     ranks.push_back(child);
