@@ -49,7 +49,8 @@ absl::Status TryUntil(absl::Time deadline, const std::string& server,
     if (answer.ok() || !absl::IsDeadlineExceeded(status)) answer = status;
     const absl::Duration delay = RetryDelay(kRetry, count, /*uniform=*/0.5);
     if (SteadyNow() + delay >= deadline)
-      return absl::DeadlineExceededError(absl::StrCat(server, ": ", answer.ToString()));
+      return absl::DeadlineExceededError(
+          absl::StrCat(server, ": ", answer.ToString(absl::StatusToStringMode::kWithNoExtraData)));
     absl::SleepFor(delay);
   }
 }
@@ -137,7 +138,7 @@ absl::StatusOr<AttachedRank> AttachToRank(const std::string& worker_address,
            (retry == v1::RETRY_WHEN_FREE && wait_if_attached);
   };
   AttachedRank rank;
-  RETURN_IF_ERROR(TryUntil(deadline, worker_address, try_again, [&]() -> absl::Status {
+  const absl::Status status = TryUntil(deadline, worker_address, try_again, [&]() -> absl::Status {
     absl::StatusOr<UniqueFd> lease = ConnectPacketSocket(path);
     // A worker that has not started yet has no socket.
     if (absl::IsNotFound(lease.status())) return absl::UnavailableError(lease.status().message());
@@ -148,8 +149,9 @@ absl::StatusOr<AttachedRank> AttachToRank(const std::string& worker_address,
     // The socket is the lease: its end tells the worker that this trainer is gone.
     rank = {*std::move(lease), std::move(answer.fds), std::move(*reply.mutable_attached())};
     return absl::OkStatus();
-  }));
-  return rank;
+  });
+  if (status.ok()) return rank;
+  return absl::Status(status.code(), status.message());  // Whether to try again is said no longer.
 }
 
 }  // namespace tessera

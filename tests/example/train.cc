@@ -58,6 +58,7 @@ int main(int argc, char** argv) {
   }
   options->config.max_gradient_norm = 1.0;
   const absl::Status status = Train(*options, std::atoll(argv[1]), argv[2]);
-  if (!status.ok()) std::cerr << "rank " << options->rank << ": " << status << "\n";
-  return status.ok() ? 0 : 1;
+  if (status.ok()) return 0;
+  std::cerr << "rank " << options->rank << ": " << status << "\n";
+  return absl::IsAborted(status) ? 75 : 1;  // 75: another process died; this one is started again.
 }
