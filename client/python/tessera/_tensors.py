@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections.abc
-import ctypes
 import dataclasses
+import math
 
 import torch
+
+from . import _torch_private as private
 
 # By tessera_dtype.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -45,36 +47,14 @@ def cast_floating(value, dtype: torch.dtype):
     return value
 
 
-_SAME_SIZE = {torch.float32: "<f4", torch.float64: "<f8", torch.bfloat16: "<i2",
-              torch.float16: "<f2"}
-
-
-class _GpuMemory:
-    """What torch.as_tensor takes for memory of a GPU."""
-
-    def __init__(self, address: int, numel: int, dtype: torch.dtype):
-        # numpy's names of types have no bf16.
-        self.__cuda_array_interface__ = {
-            "shape": (numel,), "typestr": _SAME_SIZE[dtype], "data": (address, False),
-            "strides": None, "version": 3}
-
-
 def at(address: int, shape, dtype: torch.dtype, gpu: int = -1) -> torch.Tensor:
     """A tensor over memory at `address`, which must outlive it; gpu: whose memory, -1: the host's."""
-    numel = 1
-    for size in shape:
-        numel *= size
-    if gpu >= 0:
-        device = torch.device("cuda", gpu)
-        if numel == 0:
-            return torch.empty(shape, dtype=dtype, device=device)
-        flat = torch.as_tensor(_GpuMemory(address, numel, dtype), device=device)
-        return flat.view(dtype).view(shape)
-    if numel == 0:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    size_bytes = numel * torch.empty((), dtype=dtype).element_size()
-    buffer = (ctypes.c_char * size_bytes).from_address(address)
-    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+    device = torch.device("cuda", gpu) if gpu >= 0 else torch.device("cpu")
+    tensor = torch.empty(0, dtype=dtype, device=device)
+    size_bytes = math.prod(shape) * tensor.element_size()
+    if size_bytes == 0:
+        return tensor.view(shape)
+    return tensor.set_(private.storage_at(address, size_bytes, device), 0, shape)
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:

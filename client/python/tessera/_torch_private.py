@@ -24,6 +24,13 @@ def view_base(tensor: torch.Tensor):
     return tensor._base if tensor._is_view() else None
 
 
+def storage_at(address: int, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Over memory that is somebody else's. Those of torch.frombuffer and torch.as_tensor take the
+    interpreter's lock when they go: a graph that a failed backward leaves goes after the interpreter,
+    and the process would never end."""
+    return torch._C._construct_storage_from_data_pointer(address, device, size_bytes)
+
+
 def name_in_state_dict(name: str) -> str:
     """Of a parameter or buffer: without the levels of checkpoint_wrapper(), as state_dict() has it."""
     return name.replace("_checkpoint_wrapped_module.", "")

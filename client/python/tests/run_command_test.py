@@ -42,6 +42,20 @@ if model.tessera.rank == 0: print("loss", loss.item())
         self.assertIn("ValueError: bad batch", output)
         self.assertRegex(output, r"tessera: rank [01] exited with status 1: .*bad batch.*; the job is ended")
 
+    def test_an_error_within_backward_ends_the_program(self):
+        # Autograd keeps what it has not run yet, with the job's parameters, until the process exits.
+        script = self.script("""
+import torch, tessera
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)]),
+                      units=torch.nn.Linear)
+opt = tessera.AdamW(model)
+model[3].weight.register_post_accumulate_grad_hook(lambda parameter: 1 / 0)
+model(torch.ones(4, 8)).sum().backward()
+""")
+        output = self.finish(run("-n", 2, script, env=self.environment), status=1)
+        self.assertRegex(output, "rank [01] exited with status 1: ZeroDivisionError")
+
     def test_it_tells_which_ranks_go_on_where_others_ended(self):
         go = self.folder / "go"
         wait = "import os, sys, time\nwhile sys.argv[1] != os.environ['RANK'] and " \
