@@ -121,7 +121,18 @@ void AddEvent(EventKind kind, const JobId& id, const Job& job, Rank rank, std::s
   effects->changed_jobs.insert(id);
 }
 
+void AddArrival(const JobId& id, const Job& job, Rank rank, Effects* effects) {
+  AddEvent(EventKind::kRankArrived, id, job, rank,
+           absl::StrCat(RankOnWorker(job, rank), " has arrived"), effects);
+}
+
 }  // namespace
+
+void RankWatch::EndOf(const JobId& id, const Job& job, EpochRuntime* runtime, Effects* effects) {
+  for (const auto& [rank, text] : runtime->missing) AddArrival(id, job, rank, effects);
+  runtime->missing.clear();
+  runtime->slow.clear();
+}
 
 void RankWatch::Look(absl::Time now, Effects* effects) {
   const absl::Duration patience = state_->options.hang_after;
@@ -156,9 +167,7 @@ void RankWatch::LookForMissing(const JobId& id, const Job& job, absl::Time now, 
   const absl::Duration patience = state_->options.hang_after;
   const HangWatch::Found found = runtime.hangs.Look(now, patience);
   for (const Rank rank : found.arrived) {
-    if (runtime.missing.erase(rank) == 0) continue;
-    AddEvent(EventKind::kRankArrived, id, job, rank,
-             absl::StrCat(RankOnWorker(job, rank), " has arrived"), effects);
+    if (runtime.missing.erase(rank) > 0) AddArrival(id, job, rank, effects);
   }
   if (found.missing.empty()) return;
   const bool has_trainer = std::any_of(runtime.ranks.begin(), runtime.ranks.end(),

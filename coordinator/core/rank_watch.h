@@ -24,6 +24,9 @@ class RankWatch {
   // `state` must outlive it.
   explicit RankWatch(CoordinatorState* state) : state_(state) {}
 
+  // The job is done: those of its ranks that were missing have arrived, and none is slow.
+  static void EndOf(const JobId& id, const Job& job, EpochRuntime* runtime, Effects* effects);
+
   // Costs a look at two times for a job of which nothing was heard, and else one visit of each rank.
   void Look(absl::Time now, Effects* effects);
 

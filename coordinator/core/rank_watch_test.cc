@@ -85,8 +85,9 @@ class RankWatchTest : public ::testing::Test {
   JobView Job() { return *core_.GetJob(kJob); }
 
   void Beat(int rank, int64_t step, int64_t sequence, const std::string& doing = "idle",
-            bool attached = true, double compute_seconds = 0) {
+            bool attached = true, double compute_seconds = 0, int64_t finished = 0) {
     RankStatus status;
+    status.finished = Incarnation(finished);
     status.step = Step(step);
     status.sequence = sequence;
     status.doing = doing;
@@ -190,6 +191,22 @@ TEST_F(RankWatchTest, RankThatComesAfterAllHasArrivedAndTheReasonIsGone) {
   EXPECT_EQ(events_[1].rank, Rank(1));
   EXPECT_EQ(events_[1].text, "rank 1 on worker n1 has arrived");
   EXPECT_EQ(Job().status.reason, reason);
+}
+
+TEST_F(RankWatchTest, RankThatComesAndIsDoneBeforeTheNextLookHasArrived) {
+  Start(2);
+  LeaveTheLastBehind();
+  Pass(absl::Seconds(31));
+  ASSERT_THAT(Kinds(), ElementsAre(EventKind::kRankMissing));
+  for (int rank = 0; rank < 2; ++rank)
+    Beat(rank, 13, 0, "idle", /*attached=*/false, /*compute_seconds=*/0, /*finished=*/7);
+  ASSERT_TRUE(Job().status.completed);
+  EXPECT_THAT(Kinds(), ElementsAre(EventKind::kRankMissing, EventKind::kRankArrived));
+  EXPECT_EQ(events_[1].rank, Rank(1));
+  EXPECT_THAT(Job().missing_ranks, IsEmpty());
+  EXPECT_THAT(Job().status.reason, HasSubstr("all of its trainers are done"));
+  Pass(absl::Minutes(1));
+  EXPECT_THAT(events_, SizeIs(2));
 }
 
 // In the first step of an epoch ranks wait for the release of what they have announced, and seem to

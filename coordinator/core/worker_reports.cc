@@ -7,6 +7,7 @@
 #include "base/restart_required.h"
 #include "base/status_macros.h"
 #include "coordinator/core/job_views.h"
+#include "coordinator/core/rank_watch.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -136,7 +137,10 @@ void WorkerReports::UpdateCompleted(const JobId& id, absl::Time now, Effects* ef
   if (job.status.completed ? !has_trainer : !is_done) return;
   JobStatus next = job.status;
   next.completed = is_done;
-  if (is_done) next.completed_after = std::move(finished);
+  if (is_done) {
+    next.completed_after = std::move(finished);
+    RankWatch::EndOf(id, job, &state_->Runtime(id, job), effects);
+  }
   next.reason = is_done
                     ? "all of its trainers are done; its devices are free, and its state is kept"
                     : "a trainer has come again";
