@@ -174,7 +174,7 @@ def _make_cluster(rank: int, world_size: int, gpu: int | None) -> tuple[str, str
             f"{world_size} ranks on GPUs need a coordinator, and a worker for each GPU: start them "
             "and set TESSERA_COORDINATOR and TESSERA_WORKER", "FAILED_PRECONDITION")
     if world_size == 1:
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="tessera-"))
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="tessera-", dir=temporary_folder()))
         _own = Cluster(folder, 1, gpu)
     else:
         folder = _shared_folder()
@@ -194,12 +194,18 @@ def addresses_in(folder: pathlib.Path) -> dict[str, str]:
             "TESSERA_WORKER": f"unix:{folder}/sockets/worker.sock"}
 
 
+def temporary_folder() -> str:
+    """Where sockets can be: their paths have at most 107 bytes."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= 50 else "/tmp"
+
+
 def _shared_folder() -> pathlib.Path:
     """One for the ranks that one torchrun started."""
     parts = [os.environ.get(name, "") for name in
              ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
     name = hashlib.sha256("|".join(parts + [str(os.getppid())]).encode()).hexdigest()[:16]
-    return pathlib.Path(tempfile.gettempdir()) / f"tessera-{os.getuid()}-{name}"
+    return pathlib.Path(temporary_folder()) / f"tessera-{os.getuid()}-{name}"
 
 
 def _await(path: pathlib.Path, what: str) -> None:
@@ -228,6 +234,12 @@ class Cluster(Daemons):
 
     def addresses(self) -> dict[str, str]:
         return addresses_in(self.folder)
+
+
+def leave_to_parent() -> None:
+    """In a forked child: the cluster is not its own."""
+    global _own
+    _own = None
 
 
 # Runs after what later modules register: a model detaches before its cluster ends.

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes as C
 import json
+import os
 import struct
 import warnings
 import weakref
@@ -34,6 +35,17 @@ def _detach_all() -> None:
     close = lib.close if _cluster.is_own() else lib.close_at_exit
     for sharded in list(_attached):
         sharded.detach_by(close)
+
+
+def _leave_to_parent() -> None:
+    """In a forked child, whose copy of the session would use what the trainer does not know of."""
+    _cluster.leave_to_parent()
+    for sharded in list(_attached):
+        sharded.leave_to_parent()
+    _attached.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _note_restart(session) -> None:
@@ -80,7 +92,7 @@ class Sharded:
         self._runs_step = False
         self._has_dropped = False  # Gradients, by zero_grad(), in the closure that runs.
         self._others = OtherModels(self, _attached)
-        self._is_detached = False
+        self._is_detached = self._is_forked = False
         _models.add(self)
         self._keeper = None
         self._context = None
@@ -99,6 +111,10 @@ class Sharded:
 
     @property
     def attached(self) -> bool:
+        if self._is_forked:
+            raise TesseraError("a forked child cannot use its parent's sharded model: call "
+                               "model.state_dict() before the fork, on all ranks, and give the child "
+                               "that", "FAILED_PRECONDITION")
         return self.session is not None
 
     def attach(self, groups=None, kind="OPTIMIZER_KIND_ADAMW", max_grad_norm=0.0) -> None:
@@ -401,6 +417,10 @@ class Sharded:
         self._require_attached()
         return lib.world_size(self.session)
 
+    def leave_to_parent(self) -> None:
+        self.session, self._is_forked = None, True
+        self.windows.leave_to_parent()
+
     def _require_attached(self) -> None:
         if not self.attached:
             raise TesseraError("the model is not attached to a job: make an optimizer, or call "
@@ -497,6 +517,17 @@ class Sharded:
         finally:
             self.windows.forget_gradients()
         return result
+
+    def warn_of_states(self) -> None:
+        """Where the job continues, and what is registered begins with this program."""
+        names = [name for name, state in self.states.items()
+                 if not isinstance(state, torch.optim.lr_scheduler.LRScheduler)]
+        if names:
+            warnings.warn(
+                f"the job continues at step {lib.next_step(self.session)}, and what is registered "
+                f"as '{', '.join(sorted(names))}' on rank {self.rank} is this program's from its "
+                "beginning: outside of checkpoints nobody keeps it. Bring it to the step, or load a "
+                "checkpoint", RuntimeWarning, stacklevel=4)
 
     def last_learning_rates(self) -> list[float]:
         """Of the step before this one, by param group. Errors: StepUndone."""
@@ -803,7 +834,7 @@ def shard(model: torch.nn.Module, units=None, *, strategy: str = "FULL_SHARD",
     units: what is gathered and reduced together: a class or classes of modules, modules, or a
       predicate. What is in none of them is in the root's unit.
     strategy: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2.
-    job: the job's name; None: the launcher's, which one model of a process can have.
+    job: the job's name, of [a-z0-9-], 1 to 63 characters; None: the launcher's, which one model of a process can have.
     meta_init: sets the parameters of a module that is on the meta device; None: the module's
       reset_parameters().
     executor_in_process: the rank's executor is a thread of this process instead of a process of the

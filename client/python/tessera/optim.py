@@ -37,6 +37,11 @@ class _StateOfJob(dict):
     def __missing__(self, parameter):
         return dict.fromkeys(self._keys_of(parameter))
 
+    def clear(self):
+        raise TesseraError("optimizer.state is the job's, and cannot be cleared here: "
+                           "opt.load_state_dict({**opt.state_dict(), 'state': {}}) does that, on all "
+                           "ranks", "UNIMPLEMENTED")
+
 
 class JobOptimizer(torch.optim.Optimizer):
     """An optimizer that the job's workers run on their shards. torch's LR schedulers work on it.
@@ -82,7 +87,9 @@ class JobOptimizer(torch.optim.Optimizer):
             if not isinstance(group, dict):
                 raise TesseraError("param_groups: a list of dicts, each with 'params'",
                                    "INVALID_ARGUMENT")
-            group = {**group, "params": list(group["params"])}
+            # As torch, it takes named_parameters() too.
+            group = {**group, "params": [p[1] if isinstance(p, tuple) else p
+                                         for p in group["params"]]}
             for parameter in group["params"]:
                 if id(parameter) not in known:
                     raise TesseraError("param_groups: a tensor that is not a parameter of the "
@@ -154,6 +161,7 @@ class JobOptimizer(torch.optim.Optimizer):
         if not self.sharded.continues_job:
             return
         self.sharded.check_step()
+        self.sharded.warn_of_states()
         rates = self.sharded.last_learning_rates()
         mine = [float(group["lr"]) for group in self.param_groups]
         own = [] if rates == mine else private.schedulers_of(self)
@@ -183,7 +191,8 @@ class JobOptimizer(torch.optim.Optimizer):
 
     @property
     def last_grad_norm(self) -> float:
-        """Of the last step, over all ranks, before clipping."""
+        """Of the last step, over all ranks, before clipping by max_grad_norm. After clip_grad_norm_(),
+        which returns the norm before, it is what that has left."""
         return self.last.gradient_norm if self.last else 0.0
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -31,7 +31,7 @@ import sys
 import tempfile
 
 from . import _cores, _slurm
-from ._cluster import Cluster
+from ._cluster import Cluster, temporary_folder
 from ._coordinator import delete_jobs
 from ._daemons import Daemons, launchers_worker
 from ._hub import JobEnded, say
@@ -310,7 +310,7 @@ def main(arguments=None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         given = _parse(arguments)
-        with tempfile.TemporaryDirectory(prefix="tessera-run-") as folder:
+        with tempfile.TemporaryDirectory(prefix="tessera-run-", dir=temporary_folder()) as folder:
             kind = _OneNode if given.nnodes == 1 and given.coordinator is None else _OneOfSeveral
             return _run(given, kind(given, pathlib.Path(folder)))
     except TesseraError as error:

@@ -338,6 +338,33 @@ torch.save(model.state_dict(), folder / f"{name}.pt")
                              status=1)
         self.assertIn("the job continues at step 4, and CosineAnnealingLR at its beginning", output)
 
+    def test_what_is_registered_and_begins_again_is_told(self):
+        script = self.script("""
+import os, pathlib, signal, sys, torch, tessera
+mark = pathlib.Path(sys.argv[1]) / "mark"
+class Count:
+    def __init__(self): self.steps = 0
+    def state_dict(self): return {"steps": self.steps}
+    def load_state_dict(self, state): self.steps = state["steps"]
+tessera.init()
+torch.manual_seed(1)
+model = tessera.shard(torch.nn.Linear(8, 8))
+opt = tessera.SGD(model, lr=0.1)
+tessera.register_state("count", Count(), model)
+while model.tessera.next_step <= 4:
+    def closure():
+        if model.tessera.next_step == 3 and model.tessera.rank == 1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = model(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        return loss
+    opt.step(closure)
+""")
+        output = self.finish(run("-n", 2, script, self.folder, env=self.environment))
+        self.assertEqual(output.count("the job continues at step 3, and what is registered as "
+                                      "'count' on rank 1 is this program's"), 1, output)
+
     def test_a_closure_after_other_batches_of_its_step_is_not_run_without_them(self):
         script = self.script("""
 import os, pathlib, signal, sys, torch, tessera

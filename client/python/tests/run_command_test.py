@@ -237,6 +237,13 @@ print("rank", rank)
         for rank in range(2):
             self.assertIn(f"[{rank}] __main__ package ['--lr', '3'] {rank}\n", output)
 
+    def test_a_long_folder_for_temporary_files_is_no_place_for_sockets(self):
+        folder = self.folder / ("x" * 100)
+        folder.mkdir()
+        output = self.finish(run("-n", 1, "--", "sh", "-c", "echo runs",
+                                 env={**self.environment, "TMPDIR": str(folder)}))
+        self.assertIn("runs", output)
+
     def test_wrong_arguments_are_named(self):
         for arguments, said in ((["-n", 2, "missing.py"], "missing.py: no such file"),
                                 (["-n", 0, TRAINER], "at least 1 rank"),

@@ -88,6 +88,14 @@ class Case(unittest.TestCase):
         plain = model or Model()
         return plain, self.shard(copy.deepcopy(plain), units, **kwargs)
 
+    def train(self, plain, sharded, theirs, ours, step=None, count=4):
+        for x in batches(count):
+            theirs.zero_grad()
+            (step or (lambda model: loss_of(model, x).backward()))(plain)
+            theirs.step()
+            (step or (lambda model: loss_of(model, x).backward()))(sharded)
+            ours.step()
+
     def assert_same(self, plain, sharded, tolerance=1e-5):
         expected, actual = plain.state_dict(), sharded.state_dict()
         self.assertEqual(list(expected), list(actual))
@@ -97,14 +105,6 @@ class Case(unittest.TestCase):
 
 
 class TrainingTest(Case):
-    def train(self, plain, sharded, theirs, ours, step=None, count=4):
-        for x in batches(count):
-            theirs.zero_grad()
-            (step or (lambda model: loss_of(model, x).backward()))(plain)
-            theirs.step()
-            (step or (lambda model: loss_of(model, x).backward()))(sharded)
-            ours.step()
-
     def test_adamw_trains_as_torchs(self):
         plain, sharded = self.pair()
         self.train(plain, sharded, torch.optim.AdamW(plain.parameters(), lr=1e-2),
@@ -261,7 +261,8 @@ class TrainingTest(Case):
         def groups(model):
             biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
             others = [p for n, p in model.named_parameters() if not n.endswith("bias")]
-            return [{"params": others, "weight_decay": 0.3}, {"params": biases, "lr": 0.05}]
+            return [{"params": [(f"{id(p)}", p) for p in others], "weight_decay": 0.3},
+                    {"params": [(f"{id(p)}", p) for p in biases], "lr": 0.05}]
         self.train(plain, sharded, torch.optim.AdamW(groups(plain), lr=1e-2, weight_decay=0.0),
                    tessera.AdamW(sharded, lr=1e-2, weight_decay=0.0, param_groups=groups(sharded)))
         self.assert_same(plain, sharded)
@@ -1208,6 +1209,37 @@ class ReportTest(Case):
 
 
 class MisuseTest(Case):
+    def test_a_forked_child_is_refused_and_leaves_the_session_alone(self):
+        plain, sharded = self.pair()
+        theirs, opt = torch.optim.SGD(plain.parameters(), lr=1e-2), tessera.SGD(sharded, lr=1e-2)
+        self.train(plain, sharded, theirs, opt)
+        x = batches(1)[0]
+        for use in (sharded.state_dict, lambda: sharded(x), opt.step, opt.zero_grad,
+                    sharded.tessera.detach):
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    use()
+                except tessera.TesseraError as error:
+                    status = 0 if "a forked child cannot use" in str(error) else 2
+                finally:
+                    os._exit(status)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            self.train(plain, sharded, theirs, opt)
+        self.assert_same(plain, sharded)
+
+    def test_state_of_the_jobs_optimizer_is_not_cleared_silently(self):
+        plain, sharded = self.pair()
+        theirs, opt = torch.optim.Adam(plain.parameters()), tessera.Adam(sharded)
+        self.train(plain, sharded, theirs, opt)
+        with self.assertRaisesRegex(tessera.TesseraError, "'state': {}"):
+            opt.state.clear()
+        opt.load_state_dict({**opt.state_dict(), "state": {}})
+        theirs.state.clear()
+        self.train(plain, sharded, theirs, opt)
+        self.assert_same(plain, sharded)
+
     @unittest.skipIf(ON_GPU, "pages of a GPU cannot be protected")
     def test_a_read_outside_its_window_is_an_exception_with_the_name(self):
         _, sharded = self.pair()
