@@ -834,7 +834,8 @@ def shard(model: torch.nn.Module, units=None, *, strategy: str = "FULL_SHARD",
     units: what is gathered and reduced together: a class or classes of modules, modules, or a
       predicate. What is in none of them is in the root's unit.
     strategy: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2.
-    job: the job's name, of [a-z0-9-], 1 to 63 characters; None: the launcher's, which one model of a process can have.
+    job: the job's name, of [a-z0-9-], 1 to 63 characters; None: the launcher's, which one model of a
+      process can have.
     meta_init: sets the parameters of a module that is on the meta device; None: the module's
       reset_parameters().
     executor_in_process: the rank's executor is a thread of this process instead of a process of the
