@@ -5,6 +5,7 @@ A call that the death of a process ends is made again. One in the middle of a st
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as C
 import json
 import os
@@ -40,10 +41,20 @@ def _path(path) -> bytes:
     return (text if "://" in text else os.path.abspath(text)).encode()
 
 
+def _new_path(path) -> bytes:
+    """With the folders above it, which torch's DCP makes as well."""
+    found = _path(path)
+    if b"://" not in found:
+        with contextlib.suppress(OSError):  # The workers, which write, say what is wrong.
+            os.makedirs(os.path.dirname(found), exist_ok=True)
+    return found
+
+
 def save(model, path, *, in_background: bool = False, keep_newest: int = 0,
          overwrite: bool = True, max_file_bytes: int = 0, random_state: bool = True) -> None:
     """All of the job's state in a folder: parameters, optimizer, buffers, registered states.
 
+    path: folders above it are made, where this process may make them.
     in_background: returns at once; await_save() waits for it. keep_newest: how many checkpoints
     stay in the parent folder; 0: all.
     """
@@ -58,7 +69,7 @@ def save(model, path, *, in_background: bool = False, keep_newest: int = 0,
         max_file_bytes=max_file_bytes, keep_newest=keep_newest, in_background=in_background,
         keep_existing=not overwrite)
     sharded.between_steps(
-        lambda: lib.save_checkpoint(sharded.session, _path(path), C.byref(options)))
+        lambda: lib.save_checkpoint(sharded.session, _new_path(path), C.byref(options)))
     sharded.saves_in_background |= in_background
 
 
@@ -106,7 +117,7 @@ def save_model(model, path, *, dtype: torch.dtype | None = None, max_file_bytes:
     sharded = _sharded.of(model)
     sharded.check_whole("save_model()")
     sharded.between_steps(
-        lambda: lib.save_model(sharded.session, _path(path), max_file_bytes, name))
+        lambda: lib.save_model(sharded.session, _new_path(path), max_file_bytes, name))
 
 
 def load_model(model, path, *, strict: bool = True) -> dict:

@@ -1147,6 +1147,18 @@ class StateTest(Case):
         self.assert_same(plain, sharded, tolerance=2e-2)
 
 
+    def test_folders_above_a_save_are_made(self):
+        _, sharded = self.pair()
+        sharded.tessera.attach()
+        folder = pathlib.Path(_folder.name) / "runs"
+        tessera.save(sharded, folder / "a" / "step-1")
+        tessera.save_model(sharded, folder / "b" / "model.safetensors")
+        self.assertEqual(sorted(str(p.relative_to(folder)) for p in folder.glob("*/*")),
+                         ["a/step-1", "b/model.safetensors"])
+        with self.assertRaisesRegex(tessera.TesseraError, "Not a directory|exists"):
+            tessera.save(sharded, folder / "b" / "model.safetensors" / "step-1")
+
+
 class LiveTest(Case):
     def test_another_process_reads_what_the_job_has(self):
         plain = Model()
