@@ -151,7 +151,7 @@ absl::StatusOr<AttachedRank> AttachToRank(const std::string& worker_address,
     return absl::OkStatus();
   });
   if (status.ok()) return rank;
-  return absl::Status(status.code(), status.message());  // Whether to try again is said no longer.
+  return absl::Status(status.code(), status.message());  // Without the payload.
 }
 
 }  // namespace tessera

@@ -30,7 +30,7 @@ absl::Status ReadNeeded(const char* name, int* number) {
   if (!status.ok()) return status;
   if (absl::SimpleAtoi(text, number)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("in the environment, ", name, " is '", text, "', which is no number"));
+      absl::StrCat("in the environment, ", name, " is '", text, "', which is not a number"));
 }
 
 }  // namespace

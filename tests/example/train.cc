@@ -50,7 +50,10 @@ absl::Status Train(const tessera::SessionOptions& options, int64_t steps, const 
 }
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 3) {
+    std::cerr << "usage: tessera run -n RANKS -- train STEPS MODEL_FILE\n";
+    return 2;
+  }
   auto options = tessera::OptionsFromLauncher();  // Addresses, rank and number of ranks.
   if (!options.ok()) {
     std::cerr << options.status() << "\n";

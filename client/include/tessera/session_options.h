@@ -67,11 +67,13 @@ struct SessionOptions {
 
 // What `tessera run` says in the environment of the trainers that it starts: the rank's place in the
 // job, the addresses and, over several nodes, the way to the coordinator. The successor of a killed
-// trainer waits until its rank is free. Model, config but for world_size, and timeouts are as ever.
+// trainer waits until its rank is free. The model, the rest of the config and the timeouts are not
+// set.
 // Reads TESSERA_COORDINATOR, TESSERA_WORKER, TESSERA_JOB ("train" without it), RANK, WORLD_SIZE and
 // TESSERA_TLS_CERT, TESSERA_TLS_KEY, TESSERA_TLS_CA or TESSERA_INSECURE_CONNECT; any thread, while
 // none sets the environment.
-// Errors: FailedPrecondition  one that is needed is not set, named; InvalidArgument  a number is none
+// Errors: FailedPrecondition  one that is needed is not set, named; InvalidArgument  RANK or
+// WORLD_SIZE is not a number
 absl::StatusOr<SessionOptions> OptionsFromLauncher();
 
 // The same on all ranks but for `weight`.
