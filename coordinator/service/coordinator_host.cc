@@ -418,9 +418,18 @@ void CoordinatorHost::Disconnect(const WorkerId& worker, const std::shared_ptr<O
   core_.Disconnected(worker);
 }
 
-absl::Status CoordinatorHost::OnStreamEvent(const Sender& sender, const StreamEvent& event) {
+absl::Status CoordinatorHost::OnStreamEvent(const Sender& sender,
+                                            const std::shared_ptr<Outbox>& outbox,
+                                            const StreamEvent& event) {
   bool journal_failed = false;
   absl::MutexLock lock(&mu_);
+  const auto current = outboxes_.find(sender.worker);
+  // What was read late of an older stream would undo what the newer one has said since: an
+  // announcement, for example, takes the place of the rank's last one.
+  if (current == outboxes_.end() || current->second != outbox) {
+    return absl::AbortedError(absl::StrCat("a newer stream of worker '", sender.worker.value(),
+                                           "' has taken this one's place"));
+  }
   const absl::Status status = RunLocked(
       [&](Coordinator& core, absl::Time now, Effects* effects) {
         struct Visitor {

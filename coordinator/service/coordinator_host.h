@@ -119,8 +119,11 @@ class CoordinatorHost {
   absl::Status Connect(const Sender& sender, const std::string& key,
                        std::shared_ptr<Outbox> outbox);
   void Disconnect(const WorkerId& worker, const std::shared_ptr<Outbox>& outbox);
-  // Errors: the core's. That the journal failed is no error here: the core tries again each tick.
-  absl::Status OnStreamEvent(const Sender& sender, const StreamEvent& event);
+  // `outbox`: of the stream that the event came by.
+  // Errors: Aborted  a newer stream of the worker has taken its place, and tells all of it again
+  //         the core's. That the journal failed is no error here: the core tries again each tick.
+  absl::Status OnStreamEvent(const Sender& sender, const std::shared_ptr<Outbox>& outbox,
+                             const StreamEvent& event);
 
   // Sends what the core knows nothing of. False: the worker is not connected.
   bool SendCommand(const WorkerId& worker, Command command);

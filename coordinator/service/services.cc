@@ -212,7 +212,7 @@ absl::Status MembershipService::Connect(Stream* stream, v1::WorkerEvent first) {
     }
   });
   const absl::Status status =
-      writer.ok() ? ReadEvents(sender, std::move(first), stream) : writer.status();
+      writer.ok() ? ReadEvents(sender, outbox, std::move(first), stream) : writer.status();
   // Wakes the writer, which then ends.
   outbox->Detach();
   host_->Disconnect(sender.worker, outbox);
@@ -249,15 +249,16 @@ absl::Status MembershipService::ListWorkers(ServedCall* call, const v1::ListWork
   return absl::OkStatus();
 }
 
-absl::Status MembershipService::ReadEvents(const Sender& sender, v1::WorkerEvent first,
-                                           Stream* stream) {
+absl::Status MembershipService::ReadEvents(const Sender& sender,
+                                           const std::shared_ptr<Outbox>& outbox,
+                                           v1::WorkerEvent first, Stream* stream) {
   v1::WorkerEvent event = std::move(first);
   // The first message may carry nothing but the sender's name.
   bool has_event = event.event_case() != v1::WorkerEvent::EVENT_NOT_SET;
   do {
     if (has_event) {
       ASSIGN_OR_RETURN(const StreamEvent decoded, Decode(event));
-      RETURN_IF_ERROR(host_->OnStreamEvent(sender, decoded));
+      RETURN_IF_ERROR(host_->OnStreamEvent(sender, outbox, decoded));
     }
     has_event = true;
   } while (stream->Read(&event));

@@ -2,6 +2,8 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_SERVICES_H_
 #define TESSERA_COORDINATOR_SERVICE_SERVICES_H_
 
+#include <memory>
+
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "coordinator/service/coordinator_host.h"
@@ -51,7 +53,8 @@ class MembershipService {
   absl::Status Connect(Stream* stream, v1::WorkerEvent first);
   absl::Status ListWorkers(ServedCall* call, const v1::ListWorkersRequest& request,
                            v1::ListWorkersResponse* reply);
-  absl::Status ReadEvents(const Sender& sender, v1::WorkerEvent first, Stream* stream);
+  absl::Status ReadEvents(const Sender& sender, const std::shared_ptr<Outbox>& outbox,
+                          v1::WorkerEvent first, Stream* stream);
 
   CoordinatorHost* const host_;
   const Gate* const gate_;

@@ -93,9 +93,11 @@ class Bench {
     });
     TESSERA_CHECK(host_->CreateJob({"small", JobId("small"), SpecOf(1)}).ok());
     const int worker = WorkerOfSmall();
+    const auto outbox = std::make_shared<coordinator::Outbox>([] {});
+    TESSERA_CHECK(host_->Connect(SenderOf(worker), std::string(32, 'k'), outbox).ok());
     const auto beat = [&](int) {
-      TESSERA_CHECK(
-          host_->OnStreamEvent(SenderOf(worker), std::vector<coordinator::JobProgress>{}).ok());
+      const std::vector<coordinator::JobProgress> no_jobs;
+      TESSERA_CHECK(host_->OnStreamEvent(SenderOf(worker), outbox, no_jobs).ok());
     };
     Measure("hear a heartbeat", flags_.events, beat);
     Measure("look at a job", flags_.events, [&](int) { TESSERA_CHECK(Small().ok()); });

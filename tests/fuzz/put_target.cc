@@ -66,7 +66,7 @@ class Worker {
       prepared.job = JobId(kJob);
       prepared.generation = prepare->job.generation;
       prepared.epoch = prepare->job.status.epoch;
-      TESSERA_CHECK(host->OnStreamEvent(sender(), prepared).ok());
+      TESSERA_CHECK(host->OnStreamEvent(sender(), outbox_, prepared).ok());
       return;
     }
   }

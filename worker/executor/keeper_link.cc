@@ -20,7 +20,7 @@ void KeeperLink::BeginEpoch(Epoch epoch) {
   epoch_ = epoch;
   abort_reason_ = absl::OkStatus();
   interruption_ = absl::OkStatus();
-  released_ = kNowhere;
+  awaited_ = kNowhere;
   kept_back_.Clear();  // Of an epoch that is over.
 }
 
@@ -43,9 +43,10 @@ bool KeeperLink::aborted() const {
 
 void KeeperLink::OnRelease(const v1::OrderRelease& release) {
   absl::MutexLock lock(&mu_);
-  // A release that arrives late is of an older epoch, and would let another operation pass.
-  if (release.epoch() != epoch_.value()) return;
-  released_ = {release.step(), release.pass(), release.sequence()};
+  // One that is late, of an older epoch or a repeat of an earlier place, changes nothing: it neither
+  // lets another operation pass nor takes this one's release back before its thread has seen it.
+  const OrderPlace place = {release.step(), release.pass(), release.sequence()};
+  if (release.epoch() == epoch_.value() && place == awaited_) awaited_ = kNowhere;
 }
 
 absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, const OrderPlace& place) {
@@ -63,18 +64,19 @@ absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, const OrderPlace&
   // Held from before the announcement: its release cannot be missed.
   absl::MutexLock lock(&mu_);
   order->set_epoch(epoch_.value());
+  awaited_ = place;
   // First, so that the coordinator hears of finished steps before it hears of a later one.
   SendReportsLocked();
   Send(event);
-  const auto released = [this, &place]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+  const auto released = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     // Woken by a release, by the worker's abort, or by an error of this executor's stream.
-    return released_ == place || !abort_reason_.ok() || !interruption_.ok();
+    return awaited_ == kNowhere || !abort_reason_.ok() || !interruption_.ok();
   };
   if (!AwaitWithTimeout(&mu_, absl::Condition(&released), options_.release_timeout)) {
     return NotReleased(entry, place);
   }
   // A release wins over an abort that came with it: the next operation sees the abort.
-  if (released_ == place) return absl::OkStatus();
+  if (awaited_ == kNowhere) return absl::OkStatus();
   return abort_reason_.ok() ? interruption_ : abort_reason_;
 }
 

@@ -61,7 +61,7 @@ class KeeperLink : public OrderGate {
   Epoch epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status abort_reason_ ABSL_GUARDED_BY(mu_);
   absl::Status interruption_ ABSL_GUARDED_BY(mu_);  // Of the engine's own.
-  OrderPlace released_ ABSL_GUARDED_BY(mu_) = kNowhere;
+  OrderPlace awaited_ ABSL_GUARDED_BY(mu_) = kNowhere;
   v1::StepReport kept_back_ ABSL_GUARDED_BY(mu_);  // Of epoch 0: none.
   absl::Time reported_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
 };

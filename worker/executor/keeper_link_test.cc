@@ -91,6 +91,9 @@ TEST_F(KeeperLinkTest, OnlyTheReleaseOfItsOwnPositionAndEpochEndsAWait) {
     release.set_sequence(3);
     link->OnRelease(release);
     link->OnRelease(ReleaseOf(order));
+    // Before the thread that waits has looked: it has been released, whatever is repeated.
+    release.set_sequence(3);
+    link->OnRelease(release);
   });
   EXPECT_OK(link->AwaitRelease(kReduce, {3, 0, 4}));
   coordinator.join();

@@ -12,6 +12,14 @@
 #include "worker/keeper/decision_codec.h"
 
 namespace tessera {
+namespace {
+
+bool Answers(const v1::OrderRelease& release, const v1::OrderAnnouncement& announcement) {
+  return release.step() == announcement.step() && release.pass() == announcement.pass() &&
+         release.sequence() == announcement.sequence();
+}
+
+}  // namespace
 
 void EpochMachine::EndThatOfDaemonBefore() {
   const absl::Status reason = absl::AbortedError("the worker's daemon was replaced");
@@ -212,8 +220,9 @@ void EpochMachine::Release(const v1::OrderRelease& release) {
   // A release of an older epoch would let an operation go on that nobody matches now.
   if (release.epoch() != epoch_.value() || !context_->local().Has(release.rank())) return;
   ExecutorSlot& slot = executors_->Of(Rank(release.rank()));
-  // Not repeated any more after a reconnect.
-  slot.pending_order.Clear();
+  // Not repeated any more after a reconnect. What was announced twice is released twice, and the
+  // second release may come when the rank waits at its next position.
+  if (Answers(release, slot.pending_order)) slot.pending_order.Clear();
   v1::ExecutorCommand command;
   *command.mutable_release() = release;
   slot.Send(command);

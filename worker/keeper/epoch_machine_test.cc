@@ -156,6 +156,26 @@ TEST_F(EpochMachineTest, CommandsOfAPastEpochAreIgnored) {
   for (int rank = 0; rank < kWorldSize; ++rank) EXPECT_THAT(Sent(rank), IsEmpty());
 }
 
+TEST_F(EpochMachineTest, AnnouncementIsKeptUntilItsOwnPositionIsReleased) {
+  Prepare(1);
+  QuietAll();
+  Start(1);
+  ExecutorSlot& slot = executors_->Of(Rank(0));
+  slot.pending_order.set_epoch(1);
+  slot.pending_order.set_step(3);
+  slot.pending_order.set_sequence(4);
+  v1::OrderRelease release;
+  release.set_epoch(1);
+  release.set_step(3);
+  // The second one of a position that was announced again after a reconnect.
+  release.set_sequence(3);
+  epochs_->Release(release);
+  EXPECT_EQ(slot.pending_order.sequence(), 4);
+  release.set_sequence(4);
+  epochs_->Release(release);
+  EXPECT_EQ(slot.pending_order.epoch(), 0) << "it would be announced again";
+}
+
 TEST_F(EpochMachineTest, MismatchIsTheTrainersErrorAndNotToldToTheCoordinatorThatFoundIt) {
   Prepare(1);
   QuietAll();
