@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes as C
+import gc
 import json
 import os
 import struct
@@ -22,7 +23,8 @@ from ._restart import exit_for_restart, program
 from ._windows import Windows
 from .errors import ABORTED, OutsideWindowError, StepUndone, TesseraError
 
-_attached: "set[Sharded]" = set()
+_attached: "weakref.WeakSet[Sharded]" = weakref.WeakSet()
+_dropped: "list[Sharded]" = []  # Attached, and nothing of the program refers to them any more.
 _models: "weakref.WeakSet[Sharded]" = weakref.WeakSet()  # That have not left their jobs.
 _CHECKSUM = struct.Struct("<?I")  # Whether a parameter has values, and their sum.
 _names: set[tuple] = set()  # Coordinators and jobs that models of this process were attached to.
@@ -33,16 +35,29 @@ def _detach_all() -> None:
     # The library sees the process's exit status, which is not known here. The worker of a cluster of
     # this process ends before that.
     close = lib.close if _cluster.is_own() else lib.close_at_exit
-    for sharded in list(_attached):
+    for sharded in all_attached():
         sharded.detach_by(close)
+
+
+def all_attached() -> "list[Sharded]":
+    """In no order."""
+    return [*_attached, *_dropped]
+
+
+def _detach_dropped() -> None:
+    """Where all ranks come to alike, and on a thread that may wait."""
+    gc.collect()
+    for sharded in list(_dropped):
+        sharded.detach_by(lib.close)
 
 
 def _leave_to_parent() -> None:
     """In a forked child, whose copy of the session would use what the trainer does not know of."""
     _cluster.leave_to_parent()
-    for sharded in list(_attached):
+    for sharded in all_attached():
         sharded.leave_to_parent()
     _attached.clear()
+    _dropped.clear()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
@@ -54,7 +69,7 @@ def _note_restart(session) -> None:
 
 
 def _note_restarts() -> None:
-    for sharded in list(_attached):
+    for sharded in all_attached():
         if sharded.attached:
             _note_restart(sharded.session)
 
@@ -66,6 +81,8 @@ class Sharded:
     One thread trains.
     """
 
+    session = None  # Until it is attached.
+
     def __init__(self, root, units, chosen, config, precision, job, meta_init, ignored_modules,
                  executor_in_process):
         self.root, self.units, self.precision = root, units, precision
@@ -73,7 +90,6 @@ class Sharded:
         self._config, self._job, self._meta_init = dict(config), job, meta_init
         self._ignored, self._executor_in_process = ignored_modules, executor_in_process
         self._buffers = _plan.persistent_buffers(root)
-        self.session = None
         self.windows = Windows(
             units, root, self.attach, self._before_model_forward,
             precision.param if precision.cast_forward_inputs and
@@ -91,7 +107,7 @@ class Sharded:
         self._undone = False
         self._runs_step = False
         self._has_dropped = False  # Gradients, by zero_grad(), in the closure that runs.
-        self._others = OtherModels(self, _attached)
+        self._others = OtherModels(self, all_attached)
         self._is_detached = self._is_forked = False
         _models.add(self)
         self._keeper = None
@@ -106,6 +122,12 @@ class Sharded:
         for unit in units:
             if unit.module is not root:
                 unit.module.zero_grad = self._zero_grad_of(unit)
+
+    def __del__(self):
+        # It is still whole, and stays so until it has left its job.
+        if self.session is not None:
+            self.windows.forget_forwards()
+            _dropped.append(self)
 
     # --- Attaching ---
 
@@ -122,6 +144,7 @@ class Sharded:
         if self.attached:
             return
         exit_for_restart(_note_restarts)
+        _detach_dropped()
         self.take_over_replaced()
         self._context = _cluster.context(self._gpu_of_model())
         self._check_name()
@@ -187,9 +210,11 @@ class Sharded:
             "model first", "FAILED_PRECONDITION")
 
     def _check_name(self) -> None:
-        """Errors: ALREADY_EXISTS  another model of this process had the launcher's job, whose values
-        this one would take over."""
-        if self._job is None and (self._context.coordinator, self.job_id()) in _names:
+        """Errors: ALREADY_EXISTS  another model of this process has the job; or it had the launcher's,
+        whose values this one would take over."""
+        job = (self._context.coordinator, self.job_id())
+        others = [(other._context.coordinator, other.job_id()) for other in all_attached()]
+        if job in others or (self._job is None and job in _names):
             raise TesseraError(
                 f"job '{self.job_id()}' is that of another model of this process: give this one a "
                 f"job of its own, shard(model, job='NAME'), or go on with that job's values, "
@@ -226,6 +251,8 @@ class Sharded:
         self.windows.await_gpu()
         session, self.session = self.session, None
         _attached.discard(self)
+        if self in _dropped:
+            _dropped.remove(self)
         _note_restart(session)
         self._is_detached = True
         _models.discard(self)
@@ -552,7 +579,7 @@ class Sharded:
         Errors: StepUndone  where there were gradients before body(), which it does not bring again.
         """
         self.check_whole("a step")
-        if any(model._runs_step for model in _attached):
+        if any(model._runs_step for model in all_attached()):
             raise TesseraError("a step within a step: call step() without a closure inside of one",
                                "FAILED_PRECONDITION")
         if self._undone:

@@ -1536,6 +1536,8 @@ class MisuseTest(Case):
         first.tessera.optimizer.step()
         with self.assertRaisesRegex(tessera.TesseraError, f"job '{job}' is that of another model"):
             tessera.SGD(tessera.shard(second), lr=0.1)
+        with self.assertRaisesRegex(tessera.TesseraError, "after detach\\(\\) of the other"):
+            tessera.SGD(tessera.shard(Model(), job=job), lr=0.1)  # At once: it would wait for itself.
         trained = first.state_dict()
         first.tessera.detach()
         with self.assertRaisesRegex(tessera.TesseraError, "a job of its own"):
