@@ -1,4 +1,4 @@
-// A descriptor that children of fork() do not keep.
+// A descriptor that children of fork() do not keep, and whether this process is such a child.
 //
 // A worker knows by a trainer's socket that the trainer lives. Data loaders are children of the
 // trainer, and have all of its descriptors: without this the socket would stay open until the last
@@ -20,8 +20,11 @@ class ForkClosed {
 
   // Instead of the one before; -1: none. Before the descriptor is closed, this is told.
   void Set(int fd);
+  // Whether this was made in a process of which the present one is a child.
+  bool is_inherited() const;
 
  private:
+  const int made_after_forks_;
   int slot_ = -1;
 };
 

@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <utility>
+
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
 
@@ -61,6 +63,16 @@ TEST_F(ForkClosedTest, StaysWithTheParent) {
   char byte = 0;
   EXPECT_EQ(recv(peer_.get(), &byte, 1, 0), 1);
   EXPECT_EQ(byte, 'x');
+}
+
+TEST_F(ForkClosedTest, ChildKnowsWhatItInheritedAndWhatItMade) {
+  const ForkClosed parents;
+  EXPECT_FALSE(parents.is_inherited());
+  child_ = fork();
+  if (child_ == 0) _exit(parents.is_inherited() && !ForkClosed().is_inherited() ? 0 : 1);
+  int status = -1;
+  ASSERT_EQ(waitpid(std::exchange(child_, -1), &status, 0) > 0 ? status : -1, 0);
+  EXPECT_FALSE(parents.is_inherited());
 }
 
 TEST_F(ForkClosedTest, WhatIsForgottenIsTheChilds) {

@@ -98,6 +98,11 @@ Op OpOf(OpKind kind, int unit) {
   return op;
 }
 
+RankClient::~RankClient() {
+  // A forked child has no such thread, and would wait for its end.
+  if (is_inherited()) (void)executor_.release();
+}
+
 absl::Status RankClient::Connect(absl::Time deadline) {
   ASSIGN_OR_RETURN(layout_, LayOut(options_.model, options_.config));
   // The same arithmetic as in the worker, checked by the layout's digest in Attach.
@@ -310,6 +315,7 @@ void RankClient::Detach(bool idle, bool done) {
 }
 
 absl::Status RankClient::Report(const std::map<std::string, double>& values) const {
+  RETURN_IF_ERROR(CheckProcess());
   v1::LocalRequest request;
   request.mutable_report()->mutable_values()->insert(values.begin(), values.end());
   RETURN_IF_ERROR(CheckReport(request.report()));
@@ -337,7 +343,15 @@ bool RankClient::initialized() const {
   return page()->initialized.load(std::memory_order_acquire) != 0;
 }
 
+absl::Status RankClient::CheckProcess() const {
+  if (!is_inherited()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("a forked child cannot use its parent's session of job '", options_.job_id,
+                   "': read what the child needs (all values, say) before the fork, on all ranks"));
+}
+
 absl::Status RankClient::CheckUnit(int unit) const {
+  RETURN_IF_ERROR(CheckProcess());
   if (unit >= 0 && unit < num_units()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("no unit ", unit, " of ", num_units()));
 }
@@ -367,6 +381,7 @@ absl::Status RankClient::StageBuffers(OpKind kind) {
 }
 
 absl::Status RankClient::Submit(Op op) {
+  RETURN_IF_ERROR(CheckProcess());
   ControlPage* control = page();
   RETURN_IF_ERROR(FaultPoint("trainer.operation"));
   // Before the entry is filled: hooks may submit operations of their own.
@@ -388,6 +403,7 @@ absl::Status RankClient::Submit(Op op) {
 }
 
 absl::Status RankClient::Submit(OpKind kind, const StepOptions& step) {
+  RETURN_IF_ERROR(CheckProcess());
   Op op = OpOf(kind);
   op.learning_rate_scale = step.learning_rate_scale;
   op.gradient_divisor = step.gradient_divisor;
@@ -464,6 +480,7 @@ bool RankClient::EpochIsOver() const {
 absl::Status RankClient::Fail(const absl::Status& cause) {
   if (absl::IsAborted(cause)) stalled_ = {};  // This one does not fail because a rank is missing.
   if (EpochIsOver()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckProcess());
   // Before the operation that points at it.
   StoreText(cause.message(), page()->text, kMaxTextBytes);
   Op op = OpOf(OpKind::kFail);

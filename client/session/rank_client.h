@@ -43,6 +43,7 @@ class RankClient {
  public:
   RankClient(SessionOptions options, std::function<void()> on_epoch)
       : options_(std::move(options)), on_epoch_(std::move(on_epoch)) {}
+  ~RankClient();
 
   // --- Attaching; errors: as Session::Open ---
   absl::Status Connect(absl::Time deadline);
@@ -56,6 +57,8 @@ class RankClient {
   // See Session::Report.
   absl::Status Report(const std::map<std::string, double>& values) const;
   bool attached() const { return lease_.valid(); }
+  // Whether this process is a forked child of the trainer's, which shares the rank's memory.
+  bool is_inherited() const { return lease_in_children_.is_inherited(); }
   // Whether the rank's executor is to run in this process; and whether it does.
   bool wants_executor() const { return options_.host_executor != nullptr; }
   bool hosts_executor() const { return executor_ != nullptr && executor_->running(); }
@@ -75,7 +78,9 @@ class RankClient {
   bool initialized() const;   // Whether the job has values.
   DialOptions Coordinator() const;
   const std::string& UnitName(int unit) const { return layout_.units[unit].flat.unit_name(); }
-  absl::Status CheckUnit(int unit) const;    // InvalidArgument  there is none.
+  // FailedPrecondition  this process is a forked child of the trainer's
+  absl::Status CheckProcess() const;
+  absl::Status CheckUnit(int unit) const;    // InvalidArgument  there is none; as CheckProcess.
   absl::Status CheckInitialized() const;     // FailedPrecondition  the job has no values yet.
   absl::Status CheckNotInitialized() const;  // FailedPrecondition  the job has values.
 

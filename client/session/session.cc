@@ -88,7 +88,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& opt
 
 Session::~Session() {
   RankClient& client = state_->client;
-  if (!client.attached()) return;
+  // A forked child leaves nothing: its parent is still there.
+  if (!client.attached() || client.is_inherited()) return;
   // Only an executor in this process needs to be idle. Otherwise the next trainer takes it up.
   const bool is_within_step = within_step();
   // Before Drop, which leaves the step.

@@ -1,8 +1,14 @@
 // What a user gets wrong, through the public surface: each is refused with a code and the name of
 // the thing, and harms nobody. docs/reference/errors.md is the list.
-#include <cmath>
-#include <limits>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
@@ -218,6 +224,41 @@ TEST_F(BadInputTest, OperationInTheWrongStateNamesTheUnitAndTheNextEpochGoesOn) 
   EXPECT_THAT(session->Save("relative/path"),
               StatusIs(kInvalid, HasSubstr("'relative/path' is not an absolute file path")));
   EXPECT_OK(testing_support::TrainToy(session.get(), 3));
+}
+
+TEST_F(BadInputTest, ForkedChildIsRefusedAndItsParentTrainsOn) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(Options()));
+  ASSERT_OK(team.TrainTo(2));
+  Session* const session = team.session(0);
+  const std::vector<float> values(session->layout().units[0].flat.parameters()[0].numel, 7.0f);
+  const std::vector<std::function<absl::Status()>> uses = {
+      [&] { return session->Unshard(0); },
+      [&] { return session->AddGradient(0, 0, values); },
+      [&] { return session->Reduce(0); },
+      [&] { return session->Step().status(); },
+      [&] { return ReadAll(session).status(); },
+      [&] { return session->EndForward(); },
+      [&] { return session->DropGradients(); },
+      [&] {
+        return session->Report({{"loss", 1}});
+      },
+      [&] { return session->Fail(absl::InternalError("of the child")); },
+      [&] { return session->RunStep([] { return absl::AbortedError("again"); }); }};
+  for (size_t i = 0; i < uses.size(); ++i) {
+    SCOPED_TRACE(i);
+    const pid_t child = fork();
+    if (child == 0) {
+      const absl::Status status = uses[i]();
+      const bool is_told = absl::IsFailedPrecondition(status) &&
+                           absl::StrContains(status.message(), "a forked child cannot use");
+      team.Close(0);  // Which takes nothing from the parent.
+      _exit(is_told ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    ASSERT_OK(team.TrainTo(3 + static_cast<int64_t>(i)));
+  }
 }
 
 TEST_F(BadInputTest, SecondWorkerInAFolderIsRefusedAndTheFirstGoesOn) {

@@ -16,7 +16,9 @@
 // An error of the trainer's own code, told by Fail() or returned by RunStep()'s body, is every
 // rank's error, with its code, its cause and the rank.
 //
-// Thread-compatible: one thread at a time. Destroying it detaches. Source: torch/distributed/fsdp.
+// Thread-compatible: one thread at a time. Destroying it detaches. Only the process that opened it
+// can use it: in forked children all operations are FailedPrecondition. Source:
+// torch/distributed/fsdp.
 #ifndef TESSERA_SESSION_H_
 #define TESSERA_SESSION_H_
 

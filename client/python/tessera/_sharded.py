@@ -52,10 +52,8 @@ def _detach_dropped() -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child, whose copy of the session would use what the trainer does not know of."""
+    """In a forked child, where sessions refuse all use."""
     _cluster.leave_to_parent()
-    for sharded in all_attached():
-        sharded.leave_to_parent()
     _attached.clear()
     _dropped.clear()
 
@@ -108,7 +106,7 @@ class Sharded:
         self._runs_step = False
         self._has_dropped = False  # Gradients, by zero_grad(), in the closure that runs.
         self._others = OtherModels(self, all_attached)
-        self._is_detached = self._is_forked = False
+        self._is_detached = False
         _models.add(self)
         self._keeper = None
         self._context = None
@@ -133,10 +131,6 @@ class Sharded:
 
     @property
     def attached(self) -> bool:
-        if self._is_forked:
-            raise TesseraError("a forked child cannot use its parent's sharded model: call "
-                               "model.state_dict() before the fork, on all ranks, and give the child "
-                               "that", "FAILED_PRECONDITION")
         return self.session is not None
 
     def attach(self, groups=None, kind="OPTIMIZER_KIND_ADAMW", max_grad_norm=0.0) -> None:
@@ -443,10 +437,6 @@ class Sharded:
     def world_size(self) -> int:
         self._require_attached()
         return lib.world_size(self.session)
-
-    def leave_to_parent(self) -> None:
-        self.session, self._is_forked = None, True
-        self.windows.leave_to_parent()
 
     def _require_attached(self) -> None:
         if not self.attached:

@@ -9,14 +9,13 @@ import torch
 from torch.autograd import Variable
 
 
+# () -> a number of the backward that runs on this thread; -1: none does.
+backward_id = torch._C._current_graph_task_id
+
+
 def queue_end_of_backward(callback) -> None:
     """Runs `callback` when the backward under way on this thread has ended without an error."""
     Variable._execution_engine.queue_callback(callback)
-
-
-def backward_id() -> int:
-    """A number of the backward that runs on this thread; -1: none does."""
-    return torch._C._current_graph_task_id()
 
 
 def view_base(tensor: torch.Tensor):

@@ -161,10 +161,6 @@ class Windows:
         self.driver = C.c_void_p()
         self._reading.clear()
 
-    def leave_to_parent(self) -> None:
-        """In a forked child: a forward asks to attach, which is refused there."""
-        self.driver = C.c_void_p()
-
     def _in_range(self, what: str, unit: int, call, *arguments) -> None:
         """Calls call(*arguments), in a range of a profiler that runs."""
         if not private.is_profiling():

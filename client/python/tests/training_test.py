@@ -1226,14 +1226,16 @@ class MisuseTest(Case):
         theirs, opt = torch.optim.SGD(plain.parameters(), lr=1e-2), tessera.SGD(sharded, lr=1e-2)
         self.train(plain, sharded, theirs, opt)
         x = batches(1)[0]
-        for use in (sharded.state_dict, lambda: sharded(x), opt.step, opt.zero_grad,
-                    sharded.tessera.detach):
+        for use in (sharded.state_dict, lambda: sharded(x), opt.step,
+                    lambda: sharded.tessera.report(loss=1.0)):
             child = os.fork()
             if child == 0:
                 status = 1
                 try:
                     use()
+                    sharded.tessera.detach()
                 except tessera.TesseraError as error:
+                    sharded.tessera.detach()  # Its own: the parent stays attached.
                     status = 0 if "a forked child cannot use" in str(error) else 2
                 finally:
                     os._exit(status)
