@@ -66,6 +66,7 @@ void GradientSlots::Forget() {
 }
 
 absl::Status GradientSlots::Drop() {
+  RETURN_IF_ERROR(client_->CheckProcess());
   clipping_ = Clipping();
   for (UnitGradient& gradient : gradients_) gradient.Drop();
   ForgetTouched();

@@ -174,6 +174,8 @@ absl::Status RankClient::CheckLease(absl::FunctionRef<std::string()> what) {
 }
 
 absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
+  // A child has no lease, and must not take its parent's place.
+  RETURN_IF_ERROR(CheckProcess());
   const auto gone = [&](absl::string_view why) {
     return absl::UnavailableError(
         absl::StrCat("the worker is gone (waiting for ", what(), ")", why));
@@ -478,9 +480,9 @@ bool RankClient::EpochIsOver() const {
 }
 
 absl::Status RankClient::Fail(const absl::Status& cause) {
+  RETURN_IF_ERROR(CheckProcess());
   if (absl::IsAborted(cause)) stalled_ = {};  // This one does not fail because a rank is missing.
   if (EpochIsOver()) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckProcess());
   // Before the operation that points at it.
   StoreText(cause.message(), page()->text, kMaxTextBytes);
   Op op = OpOf(OpKind::kFail);
@@ -502,6 +504,7 @@ absl::Status RankClient::Tell(const absl::Status& own) {
 }
 
 absl::Status RankClient::Recover() {
+  RETURN_IF_ERROR(CheckProcess());
   if (!EpochIsOver()) return absl::OkStatus();
   // Where it is now the others do not come.
   if (restart_required())

@@ -19,6 +19,7 @@ BufferBank SessionBuffers::Bank() const {
 }
 
 absl::Status SessionBuffers::Set(int buffer, absl::string_view values) {
+  RETURN_IF_ERROR(session_->state().client.CheckProcess());
   const BufferPlacement& placement = session_->state().client.plan().buffers();
   if (buffer < 0 || buffer >= placement.size()) {
     return absl::InvalidArgumentError(absl::StrCat("no buffer ", buffer, " of ", placement.size()));

@@ -22,6 +22,7 @@ Op OpOnArray(OpKind kind, int unit, StateArray array) {
 }  // namespace
 
 absl::Status StateAccess::Send(absl::string_view message) {
+  RETURN_IF_ERROR(session_->state().client.CheckProcess());
   while (!message.empty()) {
     Op op = OpOf(OpKind::kSend);
     op.message_bytes = std::min(message.size(), kPieceBytes);

@@ -59,6 +59,7 @@ absl::Status StepProtocol::Announce(const StepOptions& options) {
 }
 
 absl::Status StepProtocol::Vote(OpKind kind, StepOptions options, double norm_p, double max_norm) {
+  RETURN_IF_ERROR(client_->CheckProcess());
   RETURN_IF_ERROR(CompleteGradients());
   // Clipping that was done is part of the divisor, so that it is in the vote.
   options.gradient_divisor /= slots_->clipping().coefficient;

@@ -423,6 +423,7 @@ absl::Status CoordinatorHost::OnStreamEvent(const Sender& sender,
                                             const StreamEvent& event) {
   bool journal_failed = false;
   absl::MutexLock lock(&mu_);
+  if (stopped_) return Stopping();
   const auto current = outboxes_.find(sender.worker);
   // What was read late of an older stream would undo what the newer one has said since: an
   // announcement, for example, takes the place of the rank's last one.

@@ -120,7 +120,8 @@ class CoordinatorHost {
                        std::shared_ptr<Outbox> outbox);
   void Disconnect(const WorkerId& worker, const std::shared_ptr<Outbox>& outbox);
   // `outbox`: of the stream that the event came by.
-  // Errors: Aborted  a newer stream of the worker has taken its place, and tells all of it again
+  // Errors: Aborted      a newer stream of the worker has taken its place
+  //         Unavailable  the coordinator is stopping
   //         the core's. That the journal failed is no error here: the core tries again each tick.
   absl::Status OnStreamEvent(const Sender& sender, const std::shared_ptr<Outbox>& outbox,
                              const StreamEvent& event);

@@ -21,7 +21,7 @@ class OtherModels:
     """Of one model. Each has a job of its own. One thread."""
 
     def __init__(self, sharded, attached):
-        """attached: gives all models of the program that are."""
+        """attached: all models of the program that are."""
         self._sharded, self._attached = sharded, attached
         self._used: weakref.WeakSet[Windows] = weakref.WeakSet()  # By closures so far.
         self._with_gradients: list = []  # When the step began.
@@ -29,7 +29,7 @@ class OtherModels:
 
     def _all(self) -> list:
         """In an order that is every rank's."""
-        found = [other for other in self._attached() if other is not self._sharded]
+        found = [other for other in self._attached if other is not self._sharded]
         return sorted(found, key=lambda other: other.job_id())[:MAX_JOBS]
 
     @contextlib.contextmanager

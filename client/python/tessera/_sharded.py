@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes as C
-import gc
 import json
 import os
 import struct
@@ -23,8 +22,7 @@ from ._restart import exit_for_restart, program
 from ._windows import Windows
 from .errors import ABORTED, OutsideWindowError, StepUndone, TesseraError
 
-_attached: "weakref.WeakSet[Sharded]" = weakref.WeakSet()
-_dropped: "list[Sharded]" = []  # Attached, and nothing of the program refers to them any more.
+_attached: "set[Sharded]" = set()
 _models: "weakref.WeakSet[Sharded]" = weakref.WeakSet()  # That have not left their jobs.
 _CHECKSUM = struct.Struct("<?I")  # Whether a parameter has values, and their sum.
 _names: set[tuple] = set()  # Coordinators and jobs that models of this process were attached to.
@@ -35,27 +33,14 @@ def _detach_all() -> None:
     # The library sees the process's exit status, which is not known here. The worker of a cluster of
     # this process ends before that.
     close = lib.close if _cluster.is_own() else lib.close_at_exit
-    for sharded in all_attached():
+    for sharded in list(_attached):
         sharded.detach_by(close)
-
-
-def all_attached() -> "list[Sharded]":
-    """In no order."""
-    return [*_attached, *_dropped]
-
-
-def _detach_dropped() -> None:
-    """Where all ranks come to alike, and on a thread that may wait."""
-    gc.collect()
-    for sharded in list(_dropped):
-        sharded.detach_by(lib.close)
 
 
 def _leave_to_parent() -> None:
     """In a forked child, where sessions refuse all use."""
     _cluster.leave_to_parent()
     _attached.clear()
-    _dropped.clear()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
@@ -67,7 +52,7 @@ def _note_restart(session) -> None:
 
 
 def _note_restarts() -> None:
-    for sharded in all_attached():
+    for sharded in list(_attached):
         if sharded.attached:
             _note_restart(sharded.session)
 
@@ -79,8 +64,6 @@ class Sharded:
     One thread trains.
     """
 
-    session = None  # Until it is attached.
-
     def __init__(self, root, units, chosen, config, precision, job, meta_init, ignored_modules,
                  executor_in_process):
         self.root, self.units, self.precision = root, units, precision
@@ -88,6 +71,7 @@ class Sharded:
         self._config, self._job, self._meta_init = dict(config), job, meta_init
         self._ignored, self._executor_in_process = ignored_modules, executor_in_process
         self._buffers = _plan.persistent_buffers(root)
+        self.session = None
         self.windows = Windows(
             units, root, self.attach, self._before_model_forward,
             precision.param if precision.cast_forward_inputs and
@@ -105,7 +89,7 @@ class Sharded:
         self._undone = False
         self._runs_step = False
         self._has_dropped = False  # Gradients, by zero_grad(), in the closure that runs.
-        self._others = OtherModels(self, all_attached)
+        self._others = OtherModels(self, _attached)
         self._is_detached = False
         _models.add(self)
         self._keeper = None
@@ -121,12 +105,6 @@ class Sharded:
             if unit.module is not root:
                 unit.module.zero_grad = self._zero_grad_of(unit)
 
-    def __del__(self):
-        # It is still whole, and stays so until it has left its job.
-        if self.session is not None:
-            self.windows.forget_forwards()
-            _dropped.append(self)
-
     # --- Attaching ---
 
     @property
@@ -138,7 +116,6 @@ class Sharded:
         if self.attached:
             return
         exit_for_restart(_note_restarts)
-        _detach_dropped()
         self.take_over_replaced()
         self._context = _cluster.context(self._gpu_of_model())
         self._check_name()
@@ -152,9 +129,7 @@ class Sharded:
             model_json=_plan.model_json(self.units, self._buffers).encode(),
             config_json=json.dumps(config).encode(),
             executor_in_process=self._executor_in_process, **self._context.addresses())
-        session = C.c_void_p()
-        lib.open(C.byref(options), C.byref(session))
-        self.session = session
+        self.session = session = self._open(options)
         try:
             self._check_device(lib.gpu(session))
             self._keeper = _buffers.Keeper(session, self._buffers)
@@ -179,6 +154,19 @@ class Sharded:
             raise
         _attached.add(self)
         _names.add((self._context.coordinator, self.job_id()))
+
+    @staticmethod
+    def _open(options: OpenOptions) -> C.c_void_p:
+        session = C.c_void_p()
+        try:
+            lib.open(C.byref(options), C.byref(session))
+        except TesseraError as error:
+            if error.code != "DEADLINE_EXCEEDED" or not _attached:
+                raise
+            raise TesseraError(
+                f"{error}; this program's models have {len(_attached)} jobs: call "
+                "model.tessera.detach() for those that are done", error.code) from None
+        return session
 
     def take_over_replaced(self) -> None:
         """Before the model is attached: what replaced parameters and buffers after shard()."""
@@ -207,7 +195,7 @@ class Sharded:
         """Errors: ALREADY_EXISTS  another model of this process has the job; or it had the launcher's,
         whose values this one would take over."""
         job = (self._context.coordinator, self.job_id())
-        others = [(other._context.coordinator, other.job_id()) for other in all_attached()]
+        others = [(other._context.coordinator, other.job_id()) for other in list(_attached)]
         if job in others or (self._job is None and job in _names):
             raise TesseraError(
                 f"job '{self.job_id()}' is that of another model of this process: give this one a "
@@ -245,8 +233,6 @@ class Sharded:
         self.windows.await_gpu()
         session, self.session = self.session, None
         _attached.discard(self)
-        if self in _dropped:
-            _dropped.remove(self)
         _note_restart(session)
         self._is_detached = True
         _models.discard(self)
@@ -569,7 +555,7 @@ class Sharded:
         Errors: StepUndone  where there were gradients before body(), which it does not bring again.
         """
         self.check_whole("a step")
-        if any(model._runs_step for model in all_attached()):
+        if any(model._runs_step for model in _attached):
             raise TesseraError("a step within a step: call step() without a closure inside of one",
                                "FAILED_PRECONDITION")
         if self._undone:

@@ -132,9 +132,8 @@ class Windows:
                 # one. So are large ones: the job reads them while they are in a core's cache, and the
                 # next gradient can have their memory. All others are given at the end of their unit.
                 if is_root or (self.gpu < 0 and parameter.nbytes >= _LARGE_GRADIENT_BYTES):
-                    # Weakly: the garbage collector does not see through a hook of this kind.
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(
-                        functools.partial(self._on_gradient, weakref.ref(self), unit.index, index)))
+                        functools.partial(self._on_gradient, unit.index, index)))
         self._told = [self._array_for(unit.index) for unit in self._units]
         if self.gpu < 0:
             self._in_memory = [(parameter, name) for unit in self._units
@@ -304,10 +303,6 @@ class Windows:
         self._in_range("pre_backward", forward.unit, lib.units_begin_node, self.driver,
                        forward.handle)
 
-    def forget_forwards(self) -> None:
-        """Those that failed, of a model that nothing refers to: they are gone."""
-        self._stack.clear()
-
     def _abandon_all(self) -> None:
         while self._stack:
             forward, _, _ = self._stack.pop()
@@ -390,11 +385,9 @@ class Windows:
         if self.driver:
             self.begin_backward()
 
-    @staticmethod
-    def _on_gradient(windows, unit: int, index: int, parameter) -> None:
-        self = windows()
+    def _on_gradient(self, unit: int, index: int, parameter) -> None:
         # Backwards inside of this one (checkpoints) may each have a part of it, of which the sum counts.
-        if self is None or not self.driver or self._backward != private.backward_id():
+        if not self.driver or self._backward != private.backward_id():
             return
         if parameter.grad is None:
             lib.units_gradients(self.driver, unit, _NO_GRADIENT, 1)

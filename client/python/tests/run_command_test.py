@@ -183,34 +183,25 @@ print("mean", mean.item() / dist.get_world_size())
         means = [line.split()[-1] for line in output.splitlines() if "mean" in line]
         self.assertEqual((len(means), len(set(means))), (2, 1), output)
 
-    def test_models_that_a_program_drops_leave_their_jobs_to_others(self):
+    def test_a_model_that_finds_no_device_is_told_of_those_that_have_them(self):
         script = self.script("""
 import torch, tessera
 from tessera._daemons import MAX_JOBS
-from torch import nn
-for fold in range(2 * MAX_JOBS):
-    torch.manual_seed(fold)
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-    tessera.shard(model, units=nn.Linear, job=f"fold{fold}")
-    opt = tessera.AdamW(model)
-    schedule = torch.optim.lr_scheduler.StepLR(opt, 1)
-    loss = model(torch.ones(3, 4)).sum()
-    loss.backward()
-    opt.step()
-    schedule.step()
-    if fold == 0:
-        first = model[0].weight  # Its own, and no more the job's once the model is gone.
-    with torch.no_grad():
-        model(torch.ones(3, 4))
-    if fold == 1:
-        try:
-            model(torch.ones(3, 5))  # What fails leaves nothing behind either.
-        except RuntimeError:
-            pass
-print("trained", fold + 1, first.numel())
+tessera.init(timeouts={"attach": 1})
+def attach(trial):
+    return tessera.SGD(tessera.shard(torch.nn.Linear(1, 1), job=f"trial{trial}"), lr=0.1).sharded
+models = [attach(trial) for trial in range(MAX_JOBS)]
+try:
+    attach("s")
+except tessera.TesseraError as error:
+    print(error)
+models[0].detach()
+attach("s")
+print("attached")
 """)
-        output = self.finish(run("-n", 2, script, env=self.environment))
-        self.assertEqual(output.count("trained 16 0"), 2, output)
+        output = self.finish(run("-n", 1, script, env=self.environment))
+        self.assertRegex(output, r"largest free: none; .*models have 8 jobs: call model.tessera.detach\(\)")
+        self.assertIn("attached", output)
 
     def test_a_cluster_outlives_the_thread_that_attached(self):
         script = self.script("""

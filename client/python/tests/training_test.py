@@ -1226,8 +1226,11 @@ class MisuseTest(Case):
         theirs, opt = torch.optim.SGD(plain.parameters(), lr=1e-2), tessera.SGD(sharded, lr=1e-2)
         self.train(plain, sharded, theirs, opt)
         x = batches(1)[0]
-        for use in (sharded.state_dict, lambda: sharded(x), opt.step,
+        for use in (sharded.state_dict, lambda: sharded(x), opt.step, opt.zero_grad,
                     lambda: sharded.tessera.report(loss=1.0)):
+            theirs.zero_grad()
+            loss_of(plain, x).backward()
+            loss_of(sharded, x).backward()
             child = os.fork()
             if child == 0:
                 status = 1
@@ -1240,7 +1243,8 @@ class MisuseTest(Case):
                 finally:
                     os._exit(status)
             self.assertEqual(os.waitpid(child, 0)[1], 0)
-            self.train(plain, sharded, theirs, opt)
+            theirs.step()
+            opt.step()
         self.assert_same(plain, sharded)
 
     def test_state_of_the_jobs_optimizer_is_not_cleared_silently(self):
