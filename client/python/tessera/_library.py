@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as C
 import os
 import pathlib
+import types
 
 from . import errors
 
@@ -214,12 +215,16 @@ def _path() -> str:
     return str(pathlib.Path(__file__).parent / "lib" / "libtessera.so.0")
 
 
-def _raise(code: int) -> None:
+def raise_error(code: int) -> None:
+    """What the newest call of this thread, which returned `code`, says."""
     raise errors.from_code(code, lib.last_error().decode("utf-8", "replace"))
 
 
 class _Library:
-    """`lib.next_step(session)` is tessera_next_step; failures are TesseraError."""
+    """`lib.next_step(session)` is tessera_next_step; failures are TesseraError.
+
+    `lib.unchecked.step` returns its code instead, for callers that must save a call of Python.
+    """
 
     def __init__(self):
         path = _path()
@@ -233,9 +238,11 @@ class _Library:
         if found != ABI_VERSION:
             raise ImportError(f"tessera: {path} has ABI {found}, and this package needs "
                               f"{ABI_VERSION}: install both of one version")
+        self.unchecked = types.SimpleNamespace()
         for name, arguments in _CODES.items():
             function = getattr(loaded, "tessera_" + name)
             function.argtypes, function.restype = arguments, C.c_int
+            setattr(self.unchecked, name, function)
             setattr(self, name, self._raising(function))
         for name, (result, arguments) in _VALUES.items():
             function = getattr(loaded, "tessera_" + name)
@@ -247,7 +254,7 @@ class _Library:
         def call(*arguments):
             code = function(*arguments)
             if code:
-                _raise(code)
+                raise_error(code)
         return call
 
     def text(self, function, *arguments) -> str:

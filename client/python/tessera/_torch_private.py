@@ -7,6 +7,7 @@ import gc
 
 import torch
 from torch.autograd import Variable
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 
 # () -> a number of the backward that runs on this thread; -1: none does.
@@ -52,6 +53,13 @@ def note_steps_before(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True
 
 
+def watches_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a profiler runs, or somebody has registered hooks of steps."""
+    return bool(is_profiling() or optimizer._optimizer_step_pre_hooks
+                or optimizer._optimizer_step_post_hooks or _global_optimizer_pre_hooks
+                or _global_optimizer_post_hooks)
+
+
 def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 
@@ -85,10 +93,23 @@ def apply(module: torch.nn.Module, *args, **kwargs) -> torch.nn.Module:
     return type(module)._apply(module, *args, **kwargs)
 
 
-# Without these torch.compile would trace hooks, which talk to other processes. `without_compiling`
-# also holds for all that a function calls, and takes microseconds of each call. Hooks of backward go
-# without it: they call this package, C, and of torch's Python code current_stream() and profilers.
-without_compiling = torch._dynamo.disable
+# Without these torch.compile would trace hooks, which talk to other processes.
 torch._dynamo.trace_rules.add(__package__)
 # Else code that was compiled for a module without our hooks is run for one that has them.
 torch._dynamo.config.skip_nnmodule_hook_guards = False
+
+# () -> what compiles the functions that are called next on this thread, or None; since 2.6.
+_compiler = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: False)
+
+
+def without_compiling(hook):
+    """The same hook, but what it calls in other packages is not compiled either. Hooks of backward go
+    without it: they call this package, C, and of torch's Python code current_stream() and profilers.
+    """
+    disabled = torch._dynamo.disable(hook)
+
+    def call(*args):
+        # Where nothing would be compiled, as in most calls, the microseconds of `disabled` are saved.
+        return hook(*args) if _compiler() is None else disabled(*args)
+
+    return call

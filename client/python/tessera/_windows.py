@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
+import itertools
 import operator
 import sys
 import weakref
@@ -11,7 +12,7 @@ import weakref
 import torch
 
 from . import _tensors, _torch_private as private
-from ._library import Gradient, UnitWork, lib
+from ._library import Gradient, UnitWork, lib, raise_error
 from .errors import StepUndone, TesseraError
 
 _LARGE_GRADIENT_BYTES = 64 * 1024  # A hook takes about as long as to read these from memory.
@@ -50,13 +51,17 @@ _NO_GRADIENT = (Gradient * 1)(Gradient(None, -1, 0, 0))
 class _Trainable:
     """A parameter that the job trains."""
 
-    def __init__(self, index: int, parameter):
-        self.index, self.parameter = index, parameter
+    __slots__ = ("unit", "index", "name", "parameter", "numel", "marker")
+
+    def __init__(self, unit, index: int, parameter):
+        self.unit, self.index, self.name, self.parameter = unit.index, index, unit.names[index], parameter
         self.numel, self.marker = parameter.numel(), GivenGradient.of(parameter)
 
 
 class _Forward:
     """One forward of a unit's module, for as long as its graph lives."""
+
+    __slots__ = ("windows", "unit", "handle", "number", "in_backward", "inputs", "left", "__weakref__")
 
     def __init__(self, windows, unit, handle):
         self.windows, self.unit, self.handle = windows, unit, handle
@@ -66,6 +71,7 @@ class _Forward:
         self.left = 0    # ... of which so many are to come.
 
     def __del__(self):
+        self.windows.forget_forward(self)
         lib.forward_delete(self.handle)
 
 
@@ -83,26 +89,27 @@ class Windows:
         self.gpu = -1  # Where parameters and gradients are; -1: in host memory.
         self._reading: dict[int, list] = {}  # Of a GPU: gradients that it may be reading, by unit.
         self._newest_unit = -1  # That gave one of these.
+        self._is_profiled = False  # The forward or backward under way: asking each time takes longer.
         self._node_unit = -1  # Of which a node began last, in this backward.
         self._stack: list = []
-        self._forwards = [weakref.WeakSet() for _ in units]  # Whose end in a backward is seen.
-        self._graphs = [weakref.WeakSet() for _ in units]  # All forwards that a backward may come to.
+        # Forwards that a backward may come to, by unit and number. They take themselves out.
+        self._graphs: list[dict[int, weakref.ref]] = [{} for _ in units]
         self._num_forwards = 0
         self._first_of_step = 0  # The number of its first forward.
         self._backward = -1  # The id of the one under way.
         self._creates_graph = False  # It has create_graph=True: its own nodes read parameters, too.
         self._step_has_graph = False  # A backward of this step had it.
-        self._trainable: list[dict[int, _Trainable]] = [{} for _ in units]
+        self._trainable: list[list[_Trainable]] = [[] for _ in units]
         # By unit: an array that tells the driver of gradients, and its elements.
         self._told: list[tuple] = []
-        self.given: list[set[int]] = [set() for _ in units]  # Parameters whose gradients the job has.
+        self.given: list[set[_Trainable]] = [set() for _ in units]  # Whose gradients the job has.
         self.lost: str | None = None  # Why gradients that a step is to use are gone.
         self.summoned = False  # Parameters are whole, and no window's.
         self._shows_given = False  # Whether parameter.grad has the markers of these.
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []  # When the job was attached.
         self._known: set[int] = set()  # Parameters of the tree then.
-        self._in_memory: list[tuple] = []  # Parameters of the job's memory, with their names, ...
-        self._addresses: list[int] = []    # ... and where they stay.
+        self._in_memory: list[torch.nn.Parameter] = []  # Parameters of the job's memory, ...
+        self._addresses: list[int] = []  # ... and where they stay.
         # Of the tree when it was looked at last: where its modules have parameters and modules, and
         # these.
         self._holders: list[dict] = []
@@ -124,7 +131,8 @@ class Windows:
                 if not parameter.requires_grad:
                     self._frozen.append((unit.names[index], parameter))
                     continue
-                self._trainable[unit.index][index] = _Trainable(index, parameter)
+                trainable = _Trainable(unit, index, parameter)
+                self._trainable[unit.index].append(trainable)
                 is_root = unit.index == root_unit
                 if is_root:
                     self._hooks.append(parameter.register_hook(self._before_gradient))
@@ -133,11 +141,10 @@ class Windows:
                 # next gradient can have their memory. All others are given at the end of their unit.
                 if is_root or (self.gpu < 0 and parameter.nbytes >= _LARGE_GRADIENT_BYTES):
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(
-                        functools.partial(self._on_gradient, unit.index, index)))
+                        functools.partial(self._on_gradient, trainable)))
         self._told = [self._array_for(unit.index) for unit in self._units]
         if self.gpu < 0:
-            self._in_memory = [(parameter, name) for unit in self._units
-                               for name, parameter in zip(unit.names, unit.parameters)]
+            self._in_memory = [p for unit in self._units for p in unit.parameters]
             self._addresses = self._find_addresses()
         self._known = {id(p) for p in self._root.parameters()}
         self._note_tree()
@@ -145,6 +152,14 @@ class Windows:
     def number_forward(self) -> int:
         self._num_forwards += 1
         return self._num_forwards - 1
+
+    def forget_forward(self, forward: _Forward) -> None:
+        self._graphs[forward.unit].pop(forward.number, None)
+
+    def _living(self, unit: int) -> list[_Forward]:
+        """Forwards of the unit that a backward may come to. Others may go meanwhile."""
+        found = [reference() for reference in list(self._graphs[unit].values())]
+        return [forward for forward in found if forward is not None]
 
     def _hook_module(self, module, unit: int) -> None:
         self._hooks.append(module.register_forward_pre_hook(
@@ -160,18 +175,20 @@ class Windows:
         self.driver = C.c_void_p()
         self._reading.clear()
 
-    def _in_range(self, what: str, unit: int, call, *arguments) -> None:
-        """Calls call(*arguments), in a range of a profiler that runs."""
-        if not private.is_profiling():
-            call(*arguments)
-            return
-        with private.profiler_range(what, self._units[unit].name if unit >= 0 else "root"):
-            call(*arguments)
+    def _in_range(self, what: str, unit: int, function, *arguments) -> None:
+        """Calls function(*arguments), of lib.unchecked, in a range of a profiler that runs."""
+        if self._is_profiled:
+            with private.profiler_range(what, self._units[unit].name if unit >= 0 else "root"):
+                code = function(*arguments)
+        else:
+            code = function(*arguments)
+        if code:
+            raise_error(code)
 
     def _tell_stream(self) -> None:
-        if self.gpu >= 0:
-            stream = torch.cuda.current_stream(self.gpu)
-            lib.units_set_stream(self.driver, stream.cuda_stream)
+        """On a GPU."""
+        stream = torch.cuda.current_stream(self.gpu)
+        lib.units_set_stream(self.driver, stream.cuda_stream)
 
     def await_gpu(self) -> None:
         """Before parameters are overwritten: what reads them is through."""
@@ -193,8 +210,10 @@ class Windows:
             if Windows.used is not None:
                 Windows.used.add(self)
             handle = C.c_void_p()
-            self._tell_stream()  # The memory that is opened may be another unit's until then.
-            self._in_range("pre_forward", unit, lib.units_begin_forward, self.driver, unit,
+            if self.gpu >= 0:
+                self._tell_stream()  # The memory that is opened may be another unit's until then.
+            self._is_profiled = private.is_profiling()
+            self._in_range("pre_forward", unit, lib.unchecked.units_begin_forward, self.driver, unit,
                            C.byref(handle))
             forward = _Forward(self, unit, handle)
             self._stack.append((forward, module, sys.exc_info()[1]))
@@ -226,13 +245,11 @@ class Windows:
                 continue
             seen.add(id(tensor))
             forward.inputs += 1
-            hook = functools.partial(self._end_node, forward)
-            if tensor.grad_fn is None:
+            hook, node = functools.partial(self._end_node, forward), tensor.grad_fn
+            if node is None:
                 tensor.register_hook(hook)
             else:
-                tensor.grad_fn.register_prehook(hook)
-        if forward.inputs:
-            self._forwards[forward.unit].add(forward)
+                node.register_prehook(hook)
 
     def _end_node(self, forward: _Forward, gradient) -> None:
         """A gradient of an input: the forward's nodes before it are done."""
@@ -245,10 +262,11 @@ class Windows:
         forward.left -= 1
         if forward.left > 0:
             return
-        self._give(forward.unit)
+        self._give_unit(forward.unit)
         if forward.left == 0:  # Less: it began in the backward, and was not announced.
-            self._tell_stream()
-            self._in_range("post_backward", forward.unit, lib.units_end_node, self.driver,
+            if self.gpu >= 0:
+                self._tell_stream()
+            self._in_range("post_backward", forward.unit, lib.unchecked.units_end_node, self.driver,
                            forward.handle)
 
     def _post_forward(self, unit: int):
@@ -267,20 +285,22 @@ class Windows:
             if torch.is_grad_enabled() and unit >= 0:
                 self._hook_outputs(forward, output)
             ended = C.c_int()
-            self._tell_stream()
-            self._in_range("post_forward", unit, lib.units_end_forward, self.driver, forward.handle,
+            if self.gpu >= 0:
+                self._tell_stream()
+            self._in_range("post_forward", unit, lib.unchecked.units_end_forward, self.driver, forward.handle,
                            0, C.byref(ended))
             if ended.value and not module.training and not torch.is_grad_enabled():
                 lib.end_forward(self._session)
         return post_forward
 
     def _hook_outputs(self, forward: _Forward, output) -> None:
-        self._graphs[forward.unit].add(forward)
+        self._graphs[forward.unit][forward.number] = weakref.ref(forward)
         hook = functools.partial(self._begin_node, forward)
         for tensor in _tensors.each(output):
-            if not tensor.requires_grad or tensor.grad_fn is None:
+            node = tensor.grad_fn
+            if node is None:
                 continue
-            tensor.grad_fn.register_prehook(hook)
+            node.register_prehook(hook)
             # A view that is changed in place gets another history, without the hook.
             base = private.view_base(tensor)
             if base is not None and base.grad_fn is not None:
@@ -294,13 +314,15 @@ class Windows:
         if not forward.in_backward and self._backward not in (-1, private.backward_id()):
             # Those that begin inside of another one run what was computed in it.
             self.end_failed_backward()
-        self.begin_backward()
+        if self._backward == -1:
+            self._begin_backward()
         if forward.unit != self._node_unit:
             # Its last node may have ended before its last gradients were there.
-            self._give(self._node_unit)
+            self._give_unit(self._node_unit)
             self._node_unit = forward.unit
-        self._tell_stream()
-        self._in_range("pre_backward", forward.unit, lib.units_begin_node, self.driver,
+        if self.gpu >= 0:
+            self._tell_stream()
+        self._in_range("pre_backward", forward.unit, lib.unchecked.units_begin_node, self.driver,
                        forward.handle)
 
     def _abandon_all(self) -> None:
@@ -310,24 +332,23 @@ class Windows:
 
     # --- Backward ---
 
-    def begin_backward(self) -> None:
-        """Where the first hook of a backward runs."""
-        # Others begin inside of it (checkpoints), and are parts of it.
-        if self._backward != -1:
-            return
+    def _begin_backward(self) -> None:
+        """Where the first hook of a backward runs. Others begin inside of it (checkpoints), and are
+        parts of it."""
         if self.summoned:
             raise TesseraError("a backward inside of summon_full_params(): train outside of it",
                                "FAILED_PRECONDITION")
         self._hide_given()
+        self._is_profiled = private.is_profiling()
         self._backward, self._node_unit = private.backward_id(), -1
         self._creates_graph = torch.is_grad_enabled()
         keeps = self._creates_graph or self._step_has_graph
         work, forwards = [], []
         for unit in self._units:
             nodes = 0
-            for forward in self._forwards[unit.index]:
+            for forward in self._living(unit.index):
                 forward.left = forward.inputs
-                nodes += 1
+                nodes += forward.inputs > 0  # Else its end is not seen.
             gradients = sum([p.requires_grad for p in unit.parameters])
             if keeps:
                 nodes += 1  # That never ends, so that the unit stays open to the end.
@@ -340,12 +361,13 @@ class Windows:
         self._step_has_graph = keeps
         # No hook says which unit's parameters a node of such a graph reads.
         for forward in reversed(forwards):
-            self._tell_stream()
+            if self.gpu >= 0:
+                self._tell_stream()
             lib.units_begin_node(self.driver, forward.handle)
 
     def _newest_forward(self, unit: int) -> list[_Forward]:
         """Of this step, as on the other ranks. None: the list is empty."""
-        of_step = [f for f in self._graphs[unit] if f.number >= self._first_of_step]
+        of_step = [f for f in self._living(unit) if f.number >= self._first_of_step]
         return [max(of_step, key=lambda forward: forward.number)] if of_step else []
 
     def _end_backward(self) -> None:
@@ -353,9 +375,10 @@ class Windows:
             self._backward = -1
             return
         for unit in reversed(self._units):
-            self._give(unit.index)
+            self._give_unit(unit.index)
         self._backward = -1
-        self._tell_stream()
+        if self.gpu >= 0:
+            self._tell_stream()
         try:
             # With a graph of its own, units stay open: until a backward without one ends, or the next
             # forward or step begins.
@@ -370,7 +393,7 @@ class Windows:
             return
         self._backward = -1
         for of_unit in self._trainable:
-            for trainable in of_unit.values():
+            for trainable in of_unit:
                 trainable.parameter.grad = None  # Of those that were not given yet.
         try:
             lib.units_end_backward(self.driver, 1)
@@ -382,37 +405,45 @@ class Windows:
         """Where the backward may have come to no unit's output yet: before autograd adds to a marker,
         or reads parameters in a graph that another backward made."""
         del gradient
-        if self.driver:
-            self.begin_backward()
+        if self._backward == -1 and self.driver:
+            self._begin_backward()
 
-    def _on_gradient(self, unit: int, index: int, parameter) -> None:
+    def _on_gradient(self, trainable: _Trainable, parameter) -> None:
         # Backwards inside of this one (checkpoints) may each have a part of it, of which the sum counts.
-        if not self.driver or self._backward != private.backward_id():
+        if self._backward != private.backward_id() or not self.driver:
             return
-        if parameter.grad is None:
+        unit, gradient = trainable.unit, parameter.grad
+        if gradient is None:
             lib.units_gradients(self.driver, unit, _NO_GRADIENT, 1)
-        else:
-            self._give(unit, self._trainable[unit][index])
+        elif self.gpu >= 0:
+            self._give(unit, (trainable,))
+        else:  # As _give(), for one: as many hooks are here as everywhere else together.
+            told, entries = self._told[unit]
+            gradient = self._tell(entries[0], trainable, gradient)
+            self.given[unit].add(trainable)
+            self._in_range("reduce", unit, lib.unchecked.units_gradients, self.driver, unit, told, 1)
 
-    def _give(self, unit: int, only: _Trainable | None = None) -> None:
-        """Gives the job the gradients of the unit that there are since the last time."""
-        if unit < 0:
-            return
+    def _give_unit(self, unit: int) -> None:
+        if unit >= 0:
+            self._give(unit, self._trainable[unit])
+
+    def _give(self, unit: int, trainables) -> None:
+        """Gives the job the gradients of these of the unit that there are since the last time."""
         # On a GPU, where autograd has several threads, another one may be here, too.
         told, entries = self._told[unit] if self.gpu < 0 else self._array_for(unit)
         there, values = [], []
-        for trainable in self._trainable[unit].values() if only is None else (only,):
+        for trainable in trainables:
             gradient = trainable.parameter.grad
             if gradient is not None:
-                values.append(self._tell(entries[len(there)], unit, trainable, gradient))
-                there.append(trainable.index)
+                values.append(self._tell(entries[len(there)], trainable, gradient))
+                there.append(trainable)
         if not there:
             return
         if self.gpu >= 0:
             self._tell_stream()
             self._reading.setdefault(unit, []).extend(values)
         self.given[unit].update(there)
-        self._in_range("reduce", unit, lib.units_gradients, self.driver, unit, told, len(there))
+        self._in_range("reduce", unit, lib.unchecked.units_gradients, self.driver, unit, told, len(there))
         if self.gpu >= 0:
             self._forget_read(unit)
 
@@ -420,12 +451,12 @@ class Windows:
         array = (Gradient * len(self._trainable[unit]))()
         return array, list(array)
 
-    def _tell(self, entry: Gradient, unit: int, trainable: _Trainable, gradient):
+    def _tell(self, entry: Gradient, trainable: _Trainable, gradient):
         """Takes the gradient out of its parameter. Returns what has its values in the job's form."""
         trainable.parameter.grad = None
         if gradient.requires_grad:
             raise TesseraError(
-                f"the gradient of parameter '{self._units[unit].names[trainable.index]}' needs a "
+                f"the gradient of parameter '{trainable.name}' needs a "
                 "gradient itself (create_graph=True), and the job cannot keep that: take it by "
                 "torch.autograd.grad", "UNIMPLEMENTED")
         if gradient.layout is not torch.strided:
@@ -455,11 +486,11 @@ class Windows:
         if lost is not None:
             raise StepUndone(lost, "ABORTED")
         self._check_markers()
-        for unit, trainables, given in zip(self._units, self._trainable, self.given):
-            for index, trainable in trainables.items():
-                if index not in given and trainable.parameter.grad is not None:
+        for trainables, given in zip(self._trainable, self.given):
+            for trainable in trainables:
+                if trainable not in given and trainable.parameter.grad is not None:
                     raise TesseraError(
-                        f"the gradient of parameter '{unit.names[index]}' is not the job's: it was "
+                        f"the gradient of parameter '{trainable.name}' is not the job's: it was "
                         "set by hand after backward, or came by a backward through tensors that its"
                         " module does not return in a list, tuple, dict or dataclass",
                         "FAILED_PRECONDITION")
@@ -467,19 +498,19 @@ class Windows:
     def _check_markers(self) -> None:
         if not self._shows_given:
             return
-        for unit, trainables, given in zip(self._units, self._trainable, self.given):
-            for index in given:
-                if trainables[index].parameter.grad is not trainables[index].marker:
+        for given in self.given:
+            for trainable in given:
+                if trainable.parameter.grad is not trainable.marker:
                     raise TesseraError(
-                        f"the gradient of parameter '{unit.names[index]}' was changed by hand after"
+                        f"the gradient of parameter '{trainable.name}' was changed by hand after"
                         " backward, and the job has the old one: drop all by opt.zero_grad(), or "
                         "those of a unit by its module's zero_grad()", "FAILED_PRECONDITION")
 
     def _show_given(self) -> None:
         """Has markers stand for the gradients that the job has."""
-        for trainables, given in zip(self._trainable, self.given):
-            for index in given:
-                trainables[index].parameter.grad = trainables[index].marker
+        for given in self.given:
+            for trainable in given:
+                trainable.parameter.grad = trainable.marker
         self._shows_given = True
 
     def _hide_given(self) -> None:
@@ -487,18 +518,20 @@ class Windows:
         if not self._shows_given:
             return
         self._check_markers()
-        for trainables, given in zip(self._trainable, self.given):
-            for index in given:
-                trainables[index].parameter.grad = None
+        for given in self.given:
+            for trainable in given:
+                trainable.parameter.grad = None
         self._shows_given = False
 
     def check_model(self) -> None:
         """Errors: FAILED_PRECONDITION  a parameter that the job would silently not train."""
         addresses = self._find_addresses()
         if addresses != self._addresses:
-            moved = next(i for i, address in enumerate(addresses) if address != self._addresses[i])
+            names = [name for unit in self._units for name in unit.names]
+            moved = next(name for name, now, before in zip(names, addresses, self._addresses)
+                         if now != before)
             raise TesseraError(
-                f"parameter '{self._in_memory[moved][1]}' was given other memory, by assigning to its "
+                f"parameter '{moved}' was given other memory, by assigning to its "
                 ".data or by set_(), and the job does not have what is in it: set values within "
                 "model.tessera.summon_full_params(), or give a module whose values your code sets "
                 "to shard(ignored_modules=[...])", "FAILED_PRECONDITION")
@@ -508,7 +541,7 @@ class Windows:
                     f"parameter '{name}' was frozen when the model was attached, and the job would "
                     "not train it: call requires_grad_(True) before the optimizer is made",
                     "FAILED_PRECONDITION")
-        held = [value for holder in self._holders for value in holder.values()]
+        held = self._find_held()
         if len(held) == len(self._held) and all(map(operator.is_, held, self._held)):
             return  # As it was when it was looked at last.
         for parameter in self._root.parameters():
@@ -520,18 +553,21 @@ class Windows:
         self._note_tree()
 
     def _find_addresses(self) -> list[int]:
-        return [parameter.data_ptr() for parameter, _ in self._in_memory]
+        return list(map(torch.Tensor.data_ptr, self._in_memory))
+
+    def _find_held(self) -> list:
+        return list(itertools.chain.from_iterable(map(operator.methodcaller("values"), self._holders)))
 
     def _note_tree(self) -> None:
         self._holders = [holder for module in self._root.modules()
                          for holder in private.holders(module)]
-        self._held = [value for holder in self._holders for value in holder.values()]
+        self._held = self._find_held()
 
     def forget_gradients(self, units=None) -> None:
         """They are the job's no longer: a step took them, or they were dropped."""
         self.lost = None
         for unit in self._units if units is None else units:
-            for trainable in self._trainable[unit.index].values():
+            for trainable in self._trainable[unit.index]:
                 trainable.parameter.grad = None
             self.given[unit.index].clear()
 

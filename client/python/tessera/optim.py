@@ -137,6 +137,12 @@ class JobOptimizer(torch.optim.Optimizer):
         Errors: StepUndone, without a closure: do forward, backward and step again;
           TesseraError FAILED_PRECONDITION  NaN or Inf in some rank's gradient, which are dropped.
         """
+        step = self._step_in_range if private.watches_step(self) else self._step
+        return step(closure, weight=weight, skip_non_finite=skip_non_finite)
+
+    step.hooked = True  # torch's wrapper, which `_step_in_range` has, takes as long as the step.
+
+    def _step(self, closure, *, weight, skip_non_finite):
         def take():
             self._check_schedule()
             groups = [self._numbers(group) for group in self.param_groups]
@@ -155,6 +161,8 @@ class JobOptimizer(torch.optim.Optimizer):
 
         self.sharded.run_step(body)
         return losses[-1] if losses else None
+
+    _step_in_range = torch.optim.Optimizer.profile_hook_step(_step)
 
     def _check_schedule(self) -> None:
         """At the first step of a program that continues a job: whether its LR scheduler does, too."""

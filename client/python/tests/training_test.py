@@ -12,6 +12,7 @@ import unittest
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 import tessera
@@ -1205,6 +1206,29 @@ class ProfilerTest(Case):
         for what in ("pre_forward", "post_forward", "pre_backward", "post_backward", "reduce"):
             self.assertIn(f"tessera::{what} (blocks.1)", names)
         self.assertIn("tessera::step (all units)", names)
+        self.assertIn("Optimizer.step#SGD.step", names)
+
+    def test_hooks_of_steps_run_around_them(self):
+        model = self.shard(Model())
+        opt = tessera.SGD(model, lr=0.1)
+        seen = []
+
+        def take():
+            loss_of(model, batches(1)[0]).backward()
+            opt.step()
+
+        before = opt.register_step_pre_hook(
+            lambda *_: seen.append(("before", model.tessera.next_step)))
+        after = opt.register_step_post_hook(
+            lambda *_: seen.append(("after", model.tessera.next_step)))
+        take()
+        self.assertEqual(seen, [("before", 1), ("after", 2)])
+        before.remove()
+        after.remove()
+        of_all = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
+        self.addCleanup(of_all.remove)
+        take()
+        self.assertIs(seen[-1], opt)
 
 
 class ReportTest(Case):
