@@ -85,8 +85,8 @@ trim_cache() {
 
 # python_venv FOLDER REQUIREMENTS: a virtual environment with just those packages from PyPI, made
 # again when the file changes. It keeps a copy of what it was made from, written last. Its Python is
-# Debian's, which is what is measured: one that pyenv compiles as it does by default is a quarter
-# slower. Fails where PyPI cannot be reached.
+# Debian's, which is what is measured: one that pyenv had compiled as it does by default took 1.4
+# times as long for calls of functions. Fails where PyPI cannot be reached.
 python_venv() {
   if cmp -s "$2" "$1/requirements.txt"; then return; fi
   /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
